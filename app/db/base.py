@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import DateTime, MetaData, Text, func, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import UserDefinedType
 from uuid_utils.compat import uuid7
 
 # Named constraints make migrations the same on every machine.
@@ -24,6 +25,15 @@ Json = Annotated[dict[str, Any], mapped_column(JSONB)]
 Timestamp = Annotated[datetime, mapped_column(DateTime(timezone=True), server_default=func.now())]
 MaybeTimestamp = Annotated[datetime | None, mapped_column(DateTime(timezone=True))]
 Uuid7 = Annotated[UUID, mapped_column(primary_key=True, default=uuid7)]
+
+
+class XID8(UserDefinedType[int]):
+    """Postgres' 64-bit transaction id."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid8"
 
 
 class Base(DeclarativeBase):

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, DateTime, Identity, Index, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TEXT
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db.base import EMPTY_LIST, Base, Json, MaybeTimestamp, Owned, Timestamp, Uuid7
+from app.db.base import EMPTY_LIST, XID8, Base, Json, MaybeTimestamp, Owned, Timestamp, Uuid7
 
 
 class ItemStatus(StrEnum):
@@ -30,9 +30,7 @@ class ItemStatus(StrEnum):
 OPEN = frozenset({ItemStatus.pending, ItemStatus.decided, ItemStatus.resuming})
 
 TRANSITIONS: dict[ItemStatus, frozenset[ItemStatus]] = {
-    ItemStatus.pending: frozenset(
-        {ItemStatus.decided, ItemStatus.expired, ItemStatus.superseded, ItemStatus.withdrawn}
-    ),
+    ItemStatus.pending: frozenset({ItemStatus.decided, ItemStatus.expired, ItemStatus.superseded, ItemStatus.withdrawn}),
     ItemStatus.decided: frozenset({ItemStatus.resuming, ItemStatus.pending, ItemStatus.superseded, ItemStatus.withdrawn}),
     ItemStatus.resuming: frozenset(
         {ItemStatus.settled, ItemStatus.failed, ItemStatus.pending, ItemStatus.superseded, ItemStatus.withdrawn}
@@ -113,6 +111,20 @@ class InboxDecision(Owned, Base):
     args_hash: Mapped[str | None]
     detail: Mapped[Json]
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=text("clock_timestamp()"))
+
+
+class InboxEvent(Owned, Base):
+    """What the live feed sends. `xid` lets a reader wait for slower transactions, so that no event is ever skipped."""
+
+    __tablename__ = "inbox_events"
+    __table_args__ = (Index(None, "tenant_id", "xid", "id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    xid: Mapped[int] = mapped_column(XID8, server_default=text("pg_current_xact_id()"))
+    item_id: Mapped[UUID]
+    event: Mapped[str]  # created | updated | decided | closed
+    data: Mapped[Json]
+    created_at: Mapped[Timestamp]
 
 
 class EffectPermit(Owned, Base):

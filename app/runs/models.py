@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import DateTime, ForeignKey, Index, text
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TEXT
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db.base import EMPTY_LIST, EMPTY_OBJECT, Base, Json, MaybeTimestamp, Owned, Timestamp, Uuid7
+from app.db.base import EMPTY_OBJECT, Base, Json, MaybeTimestamp, Owned, Timestamp, Uuid7
 
 
 class RunStatus(StrEnum):
@@ -87,7 +87,6 @@ class Run(Owned, Base):
     waiting_for: Mapped[str | None]
     base_checkpoint_id: Mapped[str | None]
     error: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
-    tags: Mapped[list[str]] = mapped_column(ARRAY(TEXT), server_default=EMPTY_LIST)
     created_at: Mapped[Timestamp]
     updated_at: Mapped[Timestamp]
     started_at: Mapped[MaybeTimestamp]

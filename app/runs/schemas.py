@@ -1,0 +1,98 @@
+"""Bodies of the run routes, in the wire shapes of the LangGraph Agent Server."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+StreamMode = Literal[
+    "values", "updates", "messages", "messages-tuple", "custom", "events", "debug", "tasks", "checkpoints", "tools"
+]
+
+
+def _as_list(value: Any) -> Any:
+    """A single mode stands for a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+class Command(BaseModel):
+    """How to go on from a pause, or how to change state before going on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    resume: Any = Field(None, description="An answer, or a map of interrupt id to answer.")
+    update: dict[str, Any] | list[Any] | None = Field(None, description="Values to write into the state first.")
+    goto: Any = Field(None, description="Node, or list of nodes or `{node, input}`, to run next.")
+
+
+class RunConfig(BaseModel):
+    """Run-time configuration, as LangGraph knows it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    tags: list[str] = Field(default_factory=list)
+    recursion_limit: int | None = Field(None, ge=1, description="Supersteps after which the run ends in an error.")
+    configurable: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunCreate(BaseModel):
+    """What to run on a thread. Unknown fields are ignored: newer clients send more than this server knows."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={
+            "examples": [
+                {
+                    "assistant_id": "weather",
+                    "input": {"messages": [{"role": "user", "content": "What is the weather in Lisbon?"}]},
+                    "stream_mode": ["values", "messages-tuple"],
+                }
+            ]
+        },
+    )
+
+    assistant_id: str = Field(description="An assistant's UUID, or the name of a graph or of a shipped example.")
+    input: Any = Field(None, description="Input of the graph. Null goes on from the current state.")
+    command: Command | None = None
+    checkpoint: dict[str, Any] | None = Field(None, description="Checkpoint to start from instead of the newest.")
+    checkpoint_id: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    config: RunConfig = Field(default_factory=RunConfig)
+    context: dict[str, Any] = Field(default_factory=dict)
+    stream_mode: Annotated[list[StreamMode], BeforeValidator(_as_list)] = Field(default_factory=lambda: ["values"])
+    stream_subgraphs: bool = False
+    stream_resumable: bool = False
+    interrupt_before: Literal["*"] | list[str] | None = None
+    interrupt_after: Literal["*"] | list[str] | None = None
+    multitask_strategy: Literal["enqueue", "reject", "interrupt", "rollback"] = "enqueue"
+    on_disconnect: Literal["continue", "cancel"] = "continue"
+    if_not_exists: Literal["reject", "create"] = "reject"
+    after_seconds: float | None = Field(None, ge=0)
+    durability: Literal["sync", "async", "exit"] | None = None
+    webhook: str | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this asks to answer a question rather than to put in something new."""
+        return self.command is not None and "resume" in self.command.model_fields_set
+
+
+class RunRead(BaseModel):
+    """A run on the wire."""
+
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    created_at: datetime
+    updated_at: datetime
+    status: str
+    stop_reason: str | None = Field(None, description="Why the run stopped: `human_input` when it asked a question.")
+    metadata: dict[str, Any]
+    kwargs: dict[str, Any]
+    multitask_strategy: str
+    error: dict[str, Any] | None = None
+
+
