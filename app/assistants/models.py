@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db.base import Base, Json, Owned, Timestamp, Uuid7
+from app.db.base import Base, Json, MaybeTimestamp, Owned, Timestamp, Uuid7
 
 SYSTEM_TENANT = "system"
 """Owner of the assistants that every tenant may read and none may change."""
@@ -30,6 +30,7 @@ class Assistant(Owned, Base):
     version: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[Timestamp]
     updated_at: Mapped[Timestamp]
+    deleted_at: Mapped[MaybeTimestamp]  # versions stay: threads and items name them, and their numbers are never used again
 
 
 class AssistantVersion(Base):
