@@ -12,18 +12,8 @@ from app.auth import Principal
 from app.runs.models import Run, RunStatus, StopReason
 from app.runs.schemas import RunCreate
 from app.threads.models import Thread
-
-
-@dataclass(frozen=True, slots=True)
-class PendingInterrupt:
-    """A question found in the state when a run stopped."""
-
-    interrupt_id: str
-    value: Any
-    task_id: str
-    node: str
-    namespace: tuple[str, ...] = ()
-    response_schema: Any = None
+from app.threads.ports import PendingInterrupt as PendingInterrupt
+from app.threads.ports import ThreadInbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +33,27 @@ class RunFinished:
     """False when the state was not read, so that nothing can be said of questions that were open before."""
 
 
-class InboxPort(Protocol):
+class ResumeRuns(Protocol):
+    """Makes the run that carries answers to the graph."""
+
+    async def resume(
+        self,
+        tx: AsyncSession,
+        thread: Thread,
+        *,
+        assistant_id: UUID,
+        assistant_version: int,
+        graph_id: str,
+        principal: Principal,
+        request: RunCreate | None = None,
+    ) -> UUID:
+        """Join the thread's one waiting resume run, or make it, and start it after the commit. Returns its id.
+
+        The thread's row is locked and is marked busy. `request` brings the stream modes of the client that answers.
+        """
+
+
+class InboxPort(ThreadInbox, Protocol):
     """The gate between a thread and its open questions. The thread's row is locked by the caller in every method."""
 
     async def admit(self, tx: AsyncSession, thread: Thread, request: RunCreate, principal: Principal) -> UUID | None:
@@ -54,9 +64,6 @@ class InboxPort(Protocol):
         the caller makes no run of its own. None means: go on and make the run.
         """
 
-    async def leave(self, tx: AsyncSession, thread: Thread, reason: str, principal: Principal) -> None:
-        """Close the thread's open items before it is deleted, or its state is written, from outside."""
-
     async def answers(self, tx: AsyncSession, run: Run) -> dict[str, Any]:
         """All decided answers of the thread that no run has taken yet, by interrupt id. They are `resuming` from here on.
 
@@ -66,8 +73,8 @@ class InboxPort(Protocol):
     async def reconcile(self, tx: AsyncSession, outcome: RunFinished) -> None:
         """Open an item for each new question, and settle, fail, supersede or withdraw those that are no longer asked."""
 
+    async def revoke_unsent(self, tx: AsyncSession, thread: Thread) -> None:
+        """A waiting resume run was cancelled: questions whose answers it would have carried are open again."""
+
     async def waiting(self, tx: AsyncSession, thread_id: UUID) -> bool:
         """Whether the thread has open items, so that queued input must wait for a human."""
-
-    async def seen(self, tx: AsyncSession, thread_id: UUID, principal: Principal) -> None:
-        """The principal has read the thread's open questions."""

@@ -62,7 +62,7 @@ class RunCreate(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     config: RunConfig = Field(default_factory=RunConfig)
     context: dict[str, Any] = Field(default_factory=dict)
-    stream_mode: Annotated[list[StreamMode], BeforeValidator(_as_list)] = Field(default_factory=lambda: ["values"])
+    stream_mode: Annotated[list[StreamMode], BeforeValidator(_as_list)] = ["values"]
     stream_subgraphs: bool = False
     stream_resumable: bool = False
     interrupt_before: Literal["*"] | list[str] | None = None
@@ -83,6 +83,8 @@ class RunCreate(BaseModel):
 class RunRead(BaseModel):
     """A run on the wire."""
 
+    model_config = ConfigDict(extra="forbid")
+
     run_id: UUID
     thread_id: UUID
     assistant_id: UUID
@@ -94,5 +96,3 @@ class RunRead(BaseModel):
     kwargs: dict[str, Any]
     multitask_strategy: str
     error: dict[str, Any] | None = None
-
-

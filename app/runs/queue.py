@@ -1,0 +1,243 @@
+"""The SQL of the job: insert, claim, renew, finish, release. Only this file writes `runs.status`.
+
+Every function works inside the caller's transaction, and submit, claim and finish each hold the thread's row lock first:
+without it a run could become pending just after the finisher looked for pending ones, and be lost. Only the database's
+clock counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.runs.models import TRANSITIONS, Run, RunStatus, StopReason
+from app.threads.models import Thread
+
+HEAD_CHECKPOINT = """(
+    SELECT c.checkpoint_id FROM checkpoints c
+    WHERE c.thread_id = CAST(:thread_id AS text) AND c.checkpoint_ns = '' ORDER BY c.checkpoint_id DESC LIMIT 1
+)"""
+
+CLAIMED = f"""
+    status = 'running', owner = :owner, epoch = epoch + 1, attempts = attempts + 1, waiting_for = NULL,
+    lease_until = now() + make_interval(secs => :lease), started_at = coalesce(started_at, now()), updated_at = now(),
+    base_checkpoint_id = CASE WHEN epoch = 0 THEN {HEAD_CHECKPOINT} ELSE base_checkpoint_id END
+"""
+
+# Answers go first: they belong to the turn that is open. Then the order of submission.
+DUE = "status = 'pending' AND (not_before IS NULL OR not_before <= now())"
+ORDER = "(kind = 'resume') DESC, created_at, id"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """The process that claims, and for how many seconds at a time."""
+
+    owner: str
+    lease: float
+
+
+def check(before: str, after: RunStatus) -> None:
+    """Refuse a transition that the table does not allow. Compare-and-set in SQL does the rest."""
+    if after not in TRANSITIONS[RunStatus(before)]:
+        raise AssertionError(f"run status {before} → {after}")
+
+
+async def lock_thread(tx: AsyncSession, thread_id: UUID) -> Thread | None:
+    """Lock a thread's row without asking whose it is: for the engine, which acts on what was admitted before."""
+    return await tx.scalar(select(Thread).where(Thread.id == thread_id).with_for_update())
+
+
+async def insert(tx: AsyncSession, run: Run, claimant: Claimant | None) -> Run:
+    """Insert a run: claimed at once when a claimant is given (the thread must be free), else pending."""
+    values = {
+        "id": run.id,
+        "tenant_id": run.tenant_id,
+        "thread_id": run.thread_id,
+        "assistant_id": run.assistant_id,
+        "assistant_version": run.assistant_version,
+        "graph_id": run.graph_id,
+        "subject": run.subject,
+        "kind": run.kind,
+        "kwargs": orjson.dumps(run.kwargs).decode(),
+        "metadata": orjson.dumps(run.metadata_).decode(),
+        "strategy": run.multitask_strategy,
+        "delay": None,
+        "owner": None,
+        "lease": 0.0,
+        "claimed": claimant is not None,
+    }
+    if claimant:
+        values |= {"owner": claimant.owner, "lease": claimant.lease}
+    statement = text(f"""
+        INSERT INTO runs (id, tenant_id, thread_id, assistant_id, assistant_version, graph_id, subject, kind, kwargs, metadata,
+            multitask_strategy, status, epoch, attempts, owner, lease_until, started_at, base_checkpoint_id, not_before)
+        SELECT :id, :tenant_id, :thread_id, :assistant_id, :assistant_version, :graph_id, :subject, :kind,
+            CAST(:kwargs AS jsonb), CAST(:metadata AS jsonb), :strategy,
+            CASE WHEN c THEN 'running' ELSE 'pending' END, c::int, c::int, :owner,
+            CASE WHEN c THEN now() + make_interval(secs => :lease) END, CASE WHEN c THEN now() END,
+            CASE WHEN c THEN {HEAD_CHECKPOINT} END, now() + make_interval(secs => CAST(:delay AS float8))
+        FROM (SELECT CAST(:claimed AS boolean) AS c) AS claim
+        RETURNING *
+    """)
+    values["delay"] = run.kwargs.get("after_seconds") or None
+    inserted: Run = (await tx.execute(select(Run).from_statement(statement), values)).scalar_one()
+    return inserted
+
+
+async def claim_next(tx: AsyncSession, thread: Thread, claimant: Claimant, *, paused: bool) -> Run | None:
+    """Claim what the (locked) thread should run now: a run whose lease has expired, else the first that is due.
+
+    Returns None while another process runs the thread, or when there is nothing to run. `paused`: the thread waits for a
+    human, so that only answers may run.
+    """
+    params = {"thread_id": thread.id, "owner": claimant.owner, "lease": claimant.lease}
+    kind = "AND kind = 'resume'" if paused else ""
+    statement = text(f"""
+        UPDATE runs SET {CLAIMED} WHERE id = (
+            SELECT id FROM runs WHERE thread_id = :thread_id AND status = 'running' AND lease_until < now()
+            UNION ALL
+            (SELECT id FROM runs WHERE thread_id = :thread_id AND {DUE} {kind}
+               AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_id = :thread_id AND r.status = 'running')
+             ORDER BY {ORDER} LIMIT 1)
+            LIMIT 1
+        ) RETURNING *
+    """)
+    return (await tx.execute(select(Run).from_statement(statement), params)).scalar_one_or_none()
+
+
+async def renew(tx: AsyncSession, claimant: Claimant) -> dict[UUID, tuple[int, str | None]]:
+    """Renew all leases of this process in one statement. Returns `{run: (epoch, cancel)}` of what it still holds."""
+    rows = await tx.execute(
+        text("""
+            UPDATE runs SET lease_until = now() + make_interval(secs => :lease)
+            WHERE owner = :owner AND status = 'running' RETURNING id, epoch, cancel
+        """),
+        {"owner": claimant.owner, "lease": claimant.lease},
+    )
+    return {row.id: (row.epoch, row.cancel) for row in rows}
+
+
+async def finish(
+    tx: AsyncSession, run: Run, status: RunStatus, reason: StopReason, error: dict[str, Any] | None = None
+) -> bool:
+    """End a running run under its epoch. False when the run is not this process' any more: discard everything."""
+    check(RunStatus.running, status)
+    row = await tx.execute(
+        text("""
+            UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS jsonb), owner = NULL,
+                lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
+            WHERE id = :id AND epoch = :epoch AND status = 'running'
+        """),
+        {
+            "id": run.id,
+            "epoch": run.epoch,
+            "status": status,
+            "reason": reason,
+            "error": orjson.dumps(error).decode() if error is not None else None,
+        },
+    )
+    return bool(row.rowcount)  # type: ignore[attr-defined]
+
+
+async def release(tx: AsyncSession, run: Run, reason: StopReason) -> bool:
+    """Give a running run back, to go on from its last checkpoint on any process at once."""
+    row = await tx.execute(
+        text("""
+            UPDATE runs SET status = 'pending', stop_reason = :reason, owner = NULL, lease_until = NULL,
+                attempts = attempts - 1, updated_at = now()
+            WHERE id = :id AND epoch = :epoch AND status = 'running'
+        """),
+        {"id": run.id, "epoch": run.epoch, "reason": reason},
+    )
+    return bool(row.rowcount)  # type: ignore[attr-defined]
+
+
+async def cancel(
+    tx: AsyncSession, thread: Thread, run_ids: Iterable[UUID] | None, action: str
+) -> tuple[list[UUID], list[UUID]]:
+    """Cancel runs of a (locked) thread, or all of them. Returns those ended at once, and those told to stop.
+
+    A pending run becomes terminal here; a running one is marked for its owner.
+    """
+    where = "thread_id = :thread_id AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY(:ids))"
+    params = {"thread_id": thread.id, "ids": list(run_ids) if run_ids is not None else None}
+    ended = await tx.execute(
+        text(f"""
+            UPDATE runs SET status = 'interrupted', stop_reason = 'cancelled', finished_at = now(), updated_at = now()
+            WHERE {where} AND status = 'pending' RETURNING id
+        """),
+        params,
+    )
+    told = await tx.execute(
+        text(f"UPDATE runs SET cancel = :action, updated_at = now() WHERE {where} AND status = 'running' RETURNING id"),
+        params | {"action": action},
+    )
+    return [row.id for row in ended], [row.id for row in told]
+
+
+async def active(tx: AsyncSession, thread_id: UUID) -> list[tuple[UUID, str, str]]:
+    """`(id, status, kind)` of the thread's runs that are not over, in the order in which they will run."""
+    rows = await tx.execute(
+        text(f"""
+            SELECT id, status, kind FROM runs WHERE thread_id = :thread_id AND status IN ('pending', 'running')
+            ORDER BY (status = 'running') DESC, {ORDER}
+        """),
+        {"thread_id": thread_id},
+    )
+    return [(row.id, row.status, row.kind) for row in rows]
+
+
+async def wait_for_human(tx: AsyncSession, thread_id: UUID) -> None:
+    """Say of queued input that a question stands before it."""
+    await tx.execute(
+        text("UPDATE runs SET waiting_for = 'human' WHERE thread_id = :thread_id AND status = 'pending' AND kind = 'input'"),
+        {"thread_id": thread_id},
+    )
+
+
+async def expire(tx: AsyncSession, owners: list[str]) -> None:
+    """End the leases of processes that are known to be dead, so that their runs go on at once."""
+    await tx.execute(
+        text("UPDATE runs SET lease_until = now() - interval '1 second' WHERE status = 'running' AND owner = ANY(:owners)"),
+        {"owners": owners},
+    )
+
+
+async def owners(tx: AsyncSession) -> list[str]:
+    """Every process that holds a run."""
+    return list((await tx.execute(text("SELECT DISTINCT owner FROM runs WHERE status = 'running'"))).scalars())
+
+
+async def stranded(tx: AsyncSession, *, older_than: float, limit: int) -> list[UUID]:
+    """Threads with work that nobody does: an expired lease, or a run that has been due for `older_than` seconds."""
+    rows = await tx.execute(
+        text(f"""
+            SELECT thread_id FROM runs WHERE status = 'running' AND lease_until < now()
+            UNION
+            SELECT thread_id FROM runs p WHERE {DUE} AND waiting_for IS NULL
+              AND greatest(updated_at, not_before) < now() - make_interval(secs => :older_than)
+              AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_id = p.thread_id AND r.status = 'running')
+            LIMIT :limit
+        """),
+        {"older_than": older_than, "limit": limit},
+    )
+    return list(rows.scalars())
+
+
+async def has_due(tx: AsyncSession, thread_id: UUID, *, paused: bool) -> bool:
+    """Whether the thread has a run that could start now."""
+    kind = "AND kind = 'resume'" if paused else ""
+    found = await tx.scalar(text(f"SELECT 1 FROM runs WHERE thread_id = :id AND {DUE} {kind} LIMIT 1"), {"id": thread_id})
+    return found is not None
+
+
+async def mark_busy(tx: AsyncSession, thread_id: UUID) -> None:
+    """The thread has a run that is not over."""
+    await tx.execute(text("UPDATE threads SET status = 'busy', updated_at = now() WHERE id = :id"), {"id": thread_id})

@@ -1,0 +1,308 @@
+"""Runs as a client sees them: made, read, joined, cancelled. Everything that can be refused is refused here, before a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from uuid_utils.compat import uuid7
+
+from app.assistants.service import AssistantService, Pinned
+from app.auth import Principal, owned
+from app.codec import clean
+from app.db.engine import Database, after_commit
+from app.errors import Conflict, Forbidden, Invalid, NotFound
+from app.graphs.registry import Graphs
+from app.runs import queue
+from app.runs.claims import Claims
+from app.runs.jobs import Jobs
+from app.runs.models import TERMINAL, Run, RunKind, RunStatus, StopReason
+from app.runs.ports import InboxPort
+from app.runs.schemas import RunCreate
+from app.runs.worker import CANCEL_CHANNEL, Worker
+from app.settings import Settings
+from app.streaming.log import EventLog, Frame
+from app.threads.messages import accept_input
+from app.threads.models import Thread, ThreadStatus
+from app.threads.service import ThreadService
+
+UNSUPPORTED = ("interrupt", "rollback")
+SUMMARY = ("metadata", "error", "end")
+
+
+@dataclass(slots=True)
+class RunService:
+    """Implements `ResumeRuns` for the inbox. `inbox` and `worker` are set by `resources.py`, which builds the circle."""
+
+    settings: Settings
+    database: Database
+    events: EventLog
+    graphs: Graphs
+    assistants: AssistantService
+    threads: ThreadService
+    claims: Claims
+    jobs: Jobs
+    inbox: InboxPort
+    worker: Worker
+
+    # -- making runs
+
+    async def create(self, principal: Principal, thread_id: UUID, request: RunCreate) -> Run:
+        """Make a run and start it here if there is a free slot; else it waits its turn on the thread or for a slot.
+
+        Errors: 404 unknown thread or assistant, 409 thread busy or waiting for a human, 422 wrong input or configuration.
+        """
+        if request.multitask_strategy in UNSUPPORTED:
+            raise Invalid.field("multitask_strategy", "use `enqueue` or `reject`", code="unsupported_strategy")
+        async with self.database.transaction() as tx:
+            pinned = await self.assistants.resolve(tx, principal, request.assistant_id)
+            kwargs = self._kwargs(principal, pinned, request)
+            thread = await self._thread(tx, principal, thread_id, request)
+            if thread.status != ThreadStatus.idle or request.resumes:
+                if (answering := await self.inbox.admit(tx, thread, request, principal)) is not None:
+                    return await self._read(tx, principal, thread_id, answering)
+            busy = thread.status == ThreadStatus.busy and bool(await queue.active(tx, thread_id))
+            if busy and request.multitask_strategy == "reject":
+                raise Conflict(
+                    "Thread is already running a task. Wait for it to finish or choose a different multitask strategy.",
+                    code="thread_busy",
+                )
+            run = Run(
+                id=uuid7(),
+                tenant_id=thread.tenant_id,
+                thread_id=thread_id,
+                assistant_id=pinned.assistant_id,
+                assistant_version=pinned.version,
+                graph_id=pinned.graph_id,
+                subject=principal.subject,
+                kind=RunKind.input,
+                kwargs=kwargs,
+                metadata_={**pinned.metadata, **clean(request.metadata)},
+                multitask_strategy=request.multitask_strategy,
+            )
+            return await self._submit(tx, thread, run, busy=busy, delay=request.after_seconds)
+
+    async def resume(
+        self,
+        tx: AsyncSession,
+        thread: Thread,
+        *,
+        assistant_id: UUID,
+        assistant_version: int,
+        graph_id: str,
+        principal: Principal,
+        request: RunCreate | None = None,
+    ) -> UUID:
+        """Join the thread's one waiting resume run, or make it. See `ResumeRuns`.
+
+        It goes on in the name of the run that asked: its context, its user, its stream modes.
+        """
+        active = await queue.active(tx, thread.id)
+        for run_id, status, kind in active:
+            if status == RunStatus.pending and kind == RunKind.resume:
+                return run_id
+        asked = await tx.scalar(
+            select(Run)
+            .where(Run.thread_id == thread.id, Run.stop_reason.in_([StopReason.human_input, StopReason.breakpoint]))
+            .order_by(Run.finished_at.desc())
+            .limit(1)
+        )
+        inherited = dict(asked.kwargs) if asked is not None else {}
+        for key in ("input", "command", "checkpoint", "after_seconds"):
+            inherited.pop(key, None)
+        if request is not None:
+            inherited |= {"stream_mode": list(request.stream_mode), "stream_subgraphs": request.stream_subgraphs}
+        run = Run(
+            id=uuid7(),
+            tenant_id=thread.tenant_id,
+            thread_id=thread.id,
+            assistant_id=assistant_id,
+            assistant_version=assistant_version,
+            graph_id=graph_id,
+            subject=asked.subject if asked is not None else principal.subject,
+            kind=RunKind.resume,
+            kwargs=inherited,
+            metadata_=dict(asked.metadata_) if asked is not None else {},
+            multitask_strategy="enqueue",
+        )
+        made = await self._submit(tx, thread, run, busy=any(status == RunStatus.running for _, status, _ in active))
+        return made.id
+
+    async def _submit(self, tx: AsyncSession, thread: Thread, run: Run, *, busy: bool, delay: float | None = None) -> Run:
+        """Insert the run: claimed at once by this process if it may start now and there is a slot, else for delivery."""
+        here = not busy and not delay and self.claims.free
+        run = await queue.insert(tx, run, self.claims.claimant if here else None)
+        if here:
+            execution = await self.claims.taken(tx, run)
+            after_commit(tx, lambda: self.worker.start(execution))
+        elif not busy or delay:
+            await self.jobs.defer(tx, thread.id, after_seconds=delay)
+        await tx.execute(
+            text("""
+                UPDATE threads SET status = 'busy', updated_at = now(), error = NULL,
+                    metadata = metadata || jsonb_build_object('graph_id', CAST(:graph AS text), 'assistant_id', CAST(:assistant AS text))
+                WHERE id = :id
+            """),
+            {"id": thread.id, "graph": run.graph_id, "assistant": str(run.assistant_id)},
+        )
+        return run
+
+    async def _thread(self, tx: AsyncSession, principal: Principal, thread_id: UUID, request: RunCreate) -> Thread:
+        try:
+            return await self.threads.lock(tx, principal, thread_id)
+        except NotFound:
+            if request.if_not_exists != "create":
+                raise
+        await self.threads.create(tx, principal, thread_id=thread_id, if_exists="do_nothing")
+        return await self.threads.lock(tx, principal, thread_id)
+
+    def _kwargs(self, principal: Principal, pinned: Pinned, request: RunCreate) -> dict[str, Any]:
+        """What the run needs to execute anywhere at any time, checked and cleaned."""
+        config = clean(request.config.model_dump(exclude_none=True))
+        context = clean(request.context)
+        limit = request.config.recursion_limit
+        if limit is not None and limit > self.settings.max_recursion_limit:
+            raise Invalid.field("config.recursion_limit", f"must be at most {self.settings.max_recursion_limit}")
+        self.graphs.configurable(pinned.graph_id, pinned.config, config, context)
+        checkpoint = request.checkpoint or ({"checkpoint_id": request.checkpoint_id} if request.checkpoint_id else None)
+        wanted = context.get("user_id") or config["configurable"].get("user_id")
+        kwargs: dict[str, Any] = {
+            "input": accept_input(request.input, principal),
+            "config": config,
+            "context": context,
+            "stream_mode": list(request.stream_mode),
+            "stream_subgraphs": request.stream_subgraphs,
+            "interrupt_before": request.interrupt_before,
+            "interrupt_after": request.interrupt_after,
+            "durability": request.durability,
+            "checkpoint": clean(checkpoint),
+            "after_seconds": request.after_seconds,
+            "owner": str(wanted) if wanted and principal.can("users:any") else principal.subject,
+        }
+        if request.command is not None and not request.resumes:
+            if self.graphs.gated(pinned.graph_id, pinned.config) and not principal.can("threads:repair"):
+                raise Forbidden(
+                    "This agent has review rules: writing its state needs the scope threads:repair.",
+                    code="missing_scope",
+                    scope="threads:repair",
+                )
+            kwargs["command"] = {
+                "update": accept_input(request.command.update, principal),
+                "goto": clean(request.command.goto),
+            }
+            _check_goto(request.command.goto)
+        return {key: value for key, value in kwargs.items() if value is not None}
+
+    # -- reading runs
+
+    async def get(self, principal: Principal, thread_id: UUID, run_id: UUID) -> Run:
+        """One run of a thread, or NotFound."""
+        async with self.database.transaction() as tx:
+            return await self._read(tx, principal, thread_id, run_id)
+
+    async def list(self, principal: Principal, thread_id: UUID, *, limit: int, offset: int, status: str | None) -> list[Run]:
+        """Runs of a thread, newest first."""
+        async with self.database.transaction() as tx:
+            await self.threads.get(tx, principal, thread_id)
+            query = owned(Run, principal).where(Run.thread_id == thread_id)
+            if status:
+                query = query.where(Run.status == status)
+            query = query.order_by(Run.created_at.desc(), Run.id.desc()).limit(limit).offset(offset)
+            return list((await tx.execute(query)).scalars())
+
+    async def _read(self, tx: AsyncSession, principal: Principal, thread_id: UUID, run_id: UUID) -> Run:
+        run = await tx.scalar(owned(Run, principal).where(Run.id == run_id, Run.thread_id == thread_id))
+        if run is None:
+            raise NotFound.of("Run", run_id)
+        return run
+
+    async def ended(self, run_id: UUID) -> bool:
+        """Whether a run will write no more events: asked by the event log for streams of other processes."""
+        async with self.database.transaction() as tx:
+            status = await tx.scalar(select(Run.status).where(Run.id == run_id))
+        return status is None or status in TERMINAL
+
+    # -- events
+
+    def follow(self, run_id: UUID, *, modes: frozenset[str] | None = None) -> AsyncIterator[list[Frame]]:
+        """All events of a run, from its first to its last."""
+        return self.events.subscribe(run_id, after=None, modes=modes)
+
+    async def join(
+        self, run: Run, *, after: tuple[int, int] | None, modes: frozenset[str] | None
+    ) -> AsyncIterator[list[Frame]]:
+        """Events of a run for a client that comes later.
+
+        With `after` everything behind that id. Without: what happens from now on, or of a finished run how it ended.
+        """
+        if after is not None:
+            return self.events.subscribe(run.id, after=after, modes=modes)
+        if run.status not in TERMINAL:
+            return self.events.subscribe(run.id, after=None, live_only=True, modes=modes)
+        frames = [f async for batch in self.events.subscribe(run.id, after=None) for f in batch]
+        last = next((f for f in reversed(frames) if f.event == "values"), None)
+        shown = [f for f in frames if f.event in SUMMARY or f is last]
+
+        async def once() -> AsyncIterator[list[Frame]]:
+            yield shown
+
+        return once()
+
+    async def thread_values(self, thread_id: UUID) -> bytes | None:
+        """The thread's values as JSON, for a result whose stream had none."""
+        async with self.database.transaction() as tx:
+            values = await tx.scalar(text('SELECT "values"::text FROM threads WHERE id = :id'), {"id": thread_id})
+        return values.encode() if values else None
+
+    # -- ending runs
+
+    async def cancel(self, principal: Principal, thread_id: UUID, run_id: UUID, *, action: str = "interrupt") -> None:
+        """Cancel a run that is not over. What it had done stays; open questions of its thread stay open.
+
+        Errors: 404 unknown run, 409 `run_over` if it has ended already.
+        """
+        if action != "interrupt":
+            raise Invalid.field("action", "use `interrupt`", code="unsupported_action")
+        async with self.database.transaction() as tx:
+            thread = await self.threads.lock(tx, principal, thread_id)
+            run = await self._read(tx, principal, thread_id, run_id)
+            ended, told = await queue.cancel(tx, thread, [run_id], action)
+            if not ended and not told:
+                raise Conflict(f"The run has ended already: {run.status}.", code="run_over")
+            if ended:
+                await self.events.close(tx, run.id, run.epoch)
+                await self._after_ending(tx, thread)
+            await tx.execute(select(func.pg_notify(CANCEL_CHANNEL, str(run_id))))
+
+    async def cancel_if_active(self, principal: Principal, thread_id: UUID, run_id: UUID) -> None:
+        """Cancel a run whose client has gone, if there still is something to cancel."""
+        with suppress(NotFound, Conflict):
+            await self.cancel(principal, thread_id, run_id)
+
+    async def delete(self, principal: Principal, thread_id: UUID, run_id: UUID) -> None:
+        """Delete a run that is over. Errors: 404 unknown run, 409 `run_active` if it is not over."""
+        async with self.database.transaction() as tx:
+            await self.threads.lock(tx, principal, thread_id)
+            run = await self._read(tx, principal, thread_id, run_id)
+            if run.status not in TERMINAL:
+                raise Conflict("The run is not over. Cancel it first.", code="run_active")
+            await tx.execute(delete(Run).where(Run.id == run_id))
+
+    async def _after_ending(self, tx: AsyncSession, thread: Thread) -> None:
+        """A pending run ended without running: answers it would have carried are open again, and the thread may be free."""
+        await self.inbox.revoke_unsent(tx, thread)
+        if not await queue.active(tx, thread.id):
+            waiting = await self.inbox.waiting(tx, thread.id)
+            thread.status = ThreadStatus.interrupted if waiting else ThreadStatus.idle
+
+
+def _check_goto(goto: Any) -> None:
+    for node in goto if isinstance(goto, list) else [goto]:
+        if node is None or isinstance(node, str) or (isinstance(node, dict) and isinstance(node.get("node"), str)):
+            continue
+        raise Invalid.field("command.goto", "must be a node's name, `{node, input}`, or a list of these")
