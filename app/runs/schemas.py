@@ -8,6 +8,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from app.wire import WireModel
+
 StreamMode = Literal[
     "values", "updates", "messages", "messages-tuple", "custom", "events", "debug", "tasks", "checkpoints", "tools"
 ]
@@ -18,27 +20,23 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class Command(BaseModel):
+class Command(WireModel):
     """How to go on from a pause, or how to change state before going on."""
-
-    model_config = ConfigDict(extra="ignore")
 
     resume: Any = Field(None, description="An answer, or a map of interrupt id to answer.")
     update: dict[str, Any] | list[Any] | None = Field(None, description="Values to write into the state first.")
     goto: Any = Field(None, description="Node, or list of nodes or `{node, input}`, to run next.")
 
 
-class RunConfig(BaseModel):
+class RunConfig(WireModel):
     """Run-time configuration, as LangGraph knows it."""
-
-    model_config = ConfigDict(extra="ignore")
 
     tags: list[str] = Field(default_factory=list)
     recursion_limit: int | None = Field(None, ge=1, description="Supersteps after which the run ends in an error.")
     configurable: dict[str, Any] = Field(default_factory=dict)
 
 
-class RunCreate(BaseModel):
+class RunCreate(WireModel):
     """What to run on a thread. Unknown fields are ignored: newer clients send more than this server knows."""
 
     model_config = ConfigDict(

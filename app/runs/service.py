@@ -1,4 +1,4 @@
-"""Runs as a client sees them: made, read, joined, cancelled. Everything that can be refused is refused here, before a stream."""
+"""Runs as a client sees them: made, read, joined, cancelled. What can be refused is refused here, before a stream starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uuid_utils.compat import uuid7
 
 from app.assistants.service import AssistantService, Pinned
 from app.auth import Principal, owned
-from app.codec import clean
+from app.codec import clean, dumps
 from app.db.engine import Database, after_commit
 from app.errors import Conflict, Forbidden, Invalid, NotFound
 from app.graphs.registry import Graphs
@@ -64,7 +64,8 @@ class RunService:
             kwargs = self._kwargs(principal, pinned, request)
             thread = await self._thread(tx, principal, thread_id, request)
             if thread.status != ThreadStatus.idle or request.resumes:
-                if (answering := await self.inbox.admit(tx, thread, request, principal)) is not None:
+                answering = await self.inbox.admit(tx, thread, request, principal)
+                if answering is not None:
                     return await self._read(tx, principal, thread_id, answering)
             busy = thread.status == ThreadStatus.busy and bool(await queue.active(tx, thread_id))
             if busy and request.multitask_strategy == "reject":
@@ -144,11 +145,10 @@ class RunService:
             await self.jobs.defer(tx, thread.id, after_seconds=delay)
         await tx.execute(
             text("""
-                UPDATE threads SET status = 'busy', updated_at = now(), error = NULL,
-                    metadata = metadata || jsonb_build_object('graph_id', CAST(:graph AS text), 'assistant_id', CAST(:assistant AS text))
+                UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || CAST(:ran AS jsonb)
                 WHERE id = :id
             """),
-            {"id": thread.id, "graph": run.graph_id, "assistant": str(run.assistant_id)},
+            {"id": thread.id, "ran": dumps({"graph_id": run.graph_id, "assistant_id": run.assistant_id}).decode()},
         )
         return run
 

@@ -1,0 +1,125 @@
+"""Logs and request ids, and the routes that say how the server is: `/ok`, `/info`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from sqlalchemy import text
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uuid_utils.compat import uuid7
+
+from app import __version__
+from app.errors import Unavailable
+from app.openapi import responses
+from app.settings import Settings
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+SAFE_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
+
+router = APIRouter(tags=["server"])
+
+
+def configure_logging(settings: Settings) -> None:
+    """Structured logs on stderr: text for a person at a terminal, one JSON object a line elsewhere."""
+    as_text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[Any] = (
+        [structlog.dev.ConsoleRenderer()]
+        if as_text
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    # Libraries speak only when something is wrong.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+class RequestId:
+    """ASGI middleware: every response and every log line of a request carries its id (`X-Request-Id`, ours or the client's)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        id_ = given if SAFE_ID.fullmatch(given) else str(uuid7())
+        token = request_id.set(id_)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).append("X-Request-Id", id_)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            request_id.reset(token)
+
+
+class Ok(BaseModel):
+    """The server answers."""
+
+    ok: bool = True
+
+
+class Info(BaseModel):
+    """What this server is, for clients that ask before they connect."""
+
+    version: str
+    langgraph_py_version: str
+    flags: dict[str, bool]
+    host: dict[str, str | None]
+
+
+@router.get("/ok", response_model=Ok, summary="Is the server there?", responses=responses(503))
+async def ok(request: Request, check_db: bool = False) -> Ok:
+    """200 while the server takes requests; 503 while it stops, or with `check_db=1` when the database does not answer."""
+    resources = request.app.state.resources
+    if resources.stopping:
+        raise Unavailable("The server is stopping. Try again in a moment.", code="stopping")
+    if check_db:
+        try:
+            async with resources.database.transaction() as tx:
+                await tx.execute(text("SELECT 1"))
+        except Exception as error:
+            raise Unavailable("The database does not answer. Try again in a moment.", code="database_unavailable") from error
+    return Ok()
+
+
+@router.get("/info", response_model=Info, summary="What is this server?")
+async def info() -> Info:
+    """Versions and abilities."""
+    return Info(
+        version=__version__,
+        langgraph_py_version=version("langgraph"),
+        flags={"assistants": True, "crons": False, "langsmith": False, "strict_resume": True, "inbox": True},
+        host={"kind": "keyturn", "project_id": None, "tenant_id": None, "revision_id": None, "host_revision_id": None},
+    )

@@ -1,0 +1,157 @@
+"""The composition root: everything that one process needs, built once, closed in the reverse order.
+
+Nobody but `main`, `worker`, `cli` and tests imports this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+from langgraph.store.postgres.aio import AsyncPostgresStore
+
+from app.assistants.service import AssistantService
+from app.auth import KEYS_CHANNEL, Authenticator, ensure_bootstrap_key
+from app.db.engine import Database, open_database
+from app.db.listen import Listener
+from app.examples.assistants import EXAMPLES
+from app.graphs.registry import Graphs
+from app.graphs.saver import Saver
+from app.inbox.feed import InboxFeed
+from app.inbox.permits import PostgresEffectGate
+from app.inbox.service import InboxService
+from app.runs.claims import Claims
+from app.runs.executor import Executor
+from app.runs.jobs import Jobs
+from app.runs.service import RunService
+from app.runs.worker import Worker
+from app.settings import Settings
+from app.store.service import StoreService
+from app.streaming.log import EventLog
+from app.threads.service import ThreadService
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Resources:
+    """What routes and workers use. `stopping` turns readiness off."""
+
+    settings: Settings
+    database: Database
+    authenticator: Authenticator
+    events: EventLog
+    graphs: Graphs
+    assistants: AssistantService
+    threads: ThreadService
+    runs: RunService
+    inbox: InboxService
+    feed: InboxFeed
+    store: StoreService
+    worker: Worker
+    stopping: bool = False
+
+    async def drain(self) -> None:
+        """Stop taking work, let what runs come to a safe point, and end all streams."""
+        self.stopping = True
+        await self.worker.drain(self.settings.shutdown_seconds)
+        self.events.shut()
+        self.feed.shut()
+
+
+@asynccontextmanager
+async def open_resources(settings: Settings, url: str, *, slots: int | None = None) -> AsyncIterator[Resources]:
+    """Open everything on the database `url`, which must be migrated. `slots` overrides how many runs are executed here."""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(url, pool_size=settings.database_pool_size))
+        listener = Listener(url)
+        authenticator = Authenticator(settings, database)
+        listener.subscribe(KEYS_CHANNEL, authenticator.forget)
+        saver = await stack.enter_async_context(Saver.open(database.pool))
+        postgres_store = AsyncPostgresStore(database.pool)
+        store = StoreService(postgres_store)
+        graphs = Graphs(
+            settings=settings,
+            checkpointer=saver,
+            store=store.for_graphs(),
+            gate=PostgresEffectGate(database),
+            examples=EXAMPLES if settings.examples else (),
+        )
+        await graphs.load()
+        assistants = AssistantService(database, graphs)
+        inbox = InboxService(settings=settings, database=database, graphs=graphs)
+        threads = ThreadService(database, graphs, assistants, inbox)
+        events = EventLog(database, listener, heartbeat_seconds=settings.heartbeat_seconds)
+        jobs = Jobs(url)
+        claims = Claims(
+            inbox=inbox,
+            lease=settings.lease_seconds,
+            slots=settings.max_concurrent_runs if slots is None else slots,
+        )
+        executor = Executor(
+            settings=settings,
+            database=database,
+            events=events,
+            graphs=graphs,
+            assistants=assistants,
+            inbox=inbox,
+            claims=claims,
+            jobs=jobs,
+        )
+        worker = Worker(database=database, listener=listener, claims=claims, executor=executor, jobs=jobs)
+        runs = RunService(
+            settings=settings,
+            database=database,
+            events=events,
+            graphs=graphs,
+            assistants=assistants,
+            threads=threads,
+            claims=claims,
+            jobs=jobs,
+            inbox=inbox,
+            worker=worker,
+        )
+        inbox.runs = runs
+        events.ended = runs.ended
+        feed = InboxFeed(database, listener, heartbeat_seconds=settings.heartbeat_seconds)
+        async with database.transaction() as tx:
+            await assistants.sync_system(tx, graphs.system)
+            if settings.bootstrap_key:
+                await ensure_bootstrap_key(tx, settings.bootstrap_key.get_secret_value())
+        resources = Resources(
+            settings=settings,
+            database=database,
+            authenticator=authenticator,
+            events=events,
+            graphs=graphs,
+            assistants=assistants,
+            threads=threads,
+            runs=runs,
+            inbox=inbox,
+            feed=feed,
+            store=store,
+            worker=worker,
+        )
+        tasks = [
+            asyncio.create_task(listener.run(), name="listener"),
+            asyncio.create_task(events.run(), name="events"),
+            asyncio.create_task(feed.run(), name="feed"),
+            asyncio.create_task(worker.run(), name="worker"),
+        ]
+        for task in tasks:
+            task.add_done_callback(_say_if_broken)
+        try:
+            yield resources
+        finally:
+            await resources.drain()
+            for task in reversed(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _say_if_broken(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("side_task_broke", task=task.get_name(), exc_info=error)
