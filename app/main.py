@@ -60,7 +60,7 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     for outage in (OperationalError, InterfaceError, PoolExhausted, PoolTimeout):
         app.add_exception_handler(outage, _outage)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_middleware(Unexpected)
     app.add_middleware(Pages)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(
@@ -112,9 +112,30 @@ async def _outage(_: Request, error: Exception) -> Response:
     return error_response(Unavailable("The database does not answer. Try again in a moment.", code="database_unavailable"))
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("request_failed", method=request.method, path=request.url.path, request_id=request_id.get(), exc_info=error)
-    return error_response(Internal())
+class Unexpected:
+    """ASGI middleware: what nobody foresaw is logged whole, and answered with the request id alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except TooLarge:
+            raise
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            log.error("request_failed", method=scope["method"], path=scope["path"], request_id=request_id.get(), exc_info=error)
+            if not started:
+                await error_response(Internal())(scope, receive, send)
 
 
 class BodyLimit:

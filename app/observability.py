@@ -71,17 +71,14 @@ class RequestId:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         id_ = given if SAFE_ID.fullmatch(given) else str(uuid7())
-        token = request_id.set(id_)
+        request_id.set(id_)  # uvicorn runs each request in a context of its own
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).append("X-Request-Id", id_)
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_with_id)
-        finally:
-            request_id.reset(token)
+        await self._app(scope, receive, send_with_id)
 
 
 class Ok(BaseModel):

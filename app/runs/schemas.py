@@ -20,6 +20,10 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _values_mode() -> list[StreamMode]:
+    return ["values"]
+
+
 class Command(WireModel):
     """How to go on from a pause, or how to change state before going on."""
 
@@ -60,7 +64,7 @@ class RunCreate(WireModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     config: RunConfig = Field(default_factory=RunConfig)
     context: dict[str, Any] = Field(default_factory=dict)
-    stream_mode: Annotated[list[StreamMode], BeforeValidator(_as_list)] = ["values"]
+    stream_mode: Annotated[list[StreamMode], BeforeValidator(_as_list)] = Field(default_factory=_values_mode)
     stream_subgraphs: bool = False
     stream_resumable: bool = False
     interrupt_before: Literal["*"] | list[str] | None = None

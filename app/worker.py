@@ -1,0 +1,25 @@
+"""A process that only runs things: everything but HTTP. Any number of them may share a database."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import structlog
+
+from app.resources import open_resources
+from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+async def run_worker(settings: Settings, database_url: str) -> None:
+    """Execute runs until SIGTERM or SIGINT, then come to a safe point and give the rest back."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with open_resources(settings, database_url):
+        log.info("worker_ready", slots=settings.max_concurrent_runs)
+        await stop.wait()
+        log.info("worker_stopping")
