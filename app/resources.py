@@ -101,7 +101,7 @@ async def open_resources(settings: Settings, url: str, *, slots: int | None = No
             claims=claims,
             jobs=jobs,
         )
-        worker = Worker(database=database, listener=listener, claims=claims, executor=executor, jobs=jobs)
+        worker = Worker(database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox)
         runs = RunService(
             settings=settings,
             database=database,

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import structlog
+from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
@@ -125,27 +126,30 @@ class Executor:
         execution: Execution,
         graph: Graph,
         feed: Any,
-        config: dict[str, Any],
+        config: RunnableConfig,
         context: Any,
         encoder: ChunkEncoder,
         writer: RunWriter,
     ) -> None:
         kwargs = execution.run.kwargs
-        async for namespace, mode, payload in graph.astream(
+        subgraphs = bool(kwargs.get("stream_subgraphs"))
+        stream = graph.astream(  # type: ignore[call-overload]
             feed,
-            config,  # type: ignore[arg-type]
+            config,
             context=context,
-            stream_mode=encoder.langgraph_modes,  # type: ignore[arg-type]
-            subgraphs=True,
+            stream_mode=encoder.langgraph_modes,
+            subgraphs=subgraphs,
             interrupt_before=kwargs.get("interrupt_before"),
             interrupt_after=kwargs.get("interrupt_after"),
             durability=kwargs.get("durability") or "sync",
             control=execution.control,
-        ):
+        )
+        async for chunk in stream:
+            namespace, mode, payload = chunk if subgraphs else ((), *chunk)
             for event, data in encoder.encode(namespace, mode, payload):
                 writer.publish(event, data)
 
-    def _config(self, run: Run, assistant_config: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    def _config(self, run: Run, assistant_config: dict[str, Any]) -> tuple[RunnableConfig, Any]:
         """The configuration of one invocation. Client keys were filtered; ours go over them."""
         kwargs = run.kwargs
         setup = self._graphs.configurable(
@@ -174,14 +178,13 @@ class Executor:
             "run_id": run.id,
         }, setup.context
 
-    async def _feed(self, execution: Execution, graph: Graph, config: dict[str, Any]) -> Any:
+    async def _feed(self, execution: Execution, graph: Graph, config: RunnableConfig) -> Any:
         """What to give to the graph: on a first claim the run's own input or answers, on a later one what is left of them."""
         run = execution.run
         own = self._own_input(run) if run.kind == RunKind.input else Command(resume=execution.answers)
         if run.epoch == 1:
             return own if run.kind == RunKind.input or execution.answers else NOTHING
-        newest = {**config, "configurable": {k: v for k, v in config["configurable"].items() if k != "checkpoint_id"}}
-        snapshot = await graph.aget_state(newest)  # type: ignore[arg-type]
+        snapshot = await graph.aget_state({"configurable": {"thread_id": str(run.thread_id)}})
         asked = {p.interrupt_id for p in pending_interrupts(snapshot)}
         left = {k: v for k, v in execution.answers.items() if k in asked}
         head = snapshot.config.get("configurable", {}).get("checkpoint_id")

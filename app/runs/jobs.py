@@ -53,10 +53,11 @@ class Jobs:
             async def handle(thread_id: str) -> None:
                 await deliver(UUID(thread_id))
 
-            app.task(handle, name=TASK, queue=QUEUE)
+            app.task(name=TASK, queue=QUEUE)(handle)
             try:
                 async with app.open_async():
                     delay = 0.5
+                    await self._forget_lost(app)
                     await app.run_worker_async(
                         queues=[QUEUE],
                         concurrency=FETCHERS,
@@ -68,3 +69,9 @@ class Jobs:
                 log.warning("job_receiver_stopped", error=repr(error), retry_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10.0)
+
+    @staticmethod
+    async def _forget_lost(app: procrastinate.App) -> None:
+        """Delete jobs of processes that died with them. Their runs are found by the sweep of any worker."""
+        for job in await app.job_manager.get_stalled_jobs(queue=QUEUE, seconds_since_heartbeat=60):
+            await app.job_manager.finish_job(job, status=procrastinate.jobs.Status.FAILED, delete_job=True)

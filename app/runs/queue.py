@@ -112,14 +112,17 @@ async def claim_next(tx: AsyncSession, thread: Thread, claimant: Claimant, *, pa
     return (await tx.execute(select(Run).from_statement(statement), params)).scalar_one_or_none()
 
 
-async def renew(tx: AsyncSession, claimant: Claimant) -> dict[UUID, tuple[int, str | None]]:
-    """Renew all leases of this process in one statement. Returns `{run: (epoch, cancel)}` of what it still holds."""
+async def renew(tx: AsyncSession, claimant: Claimant, held: list[UUID]) -> dict[UUID, tuple[int, str | None]]:
+    """Renew the leases of what this process executes, in one statement. Returns `{run: (epoch, cancel)}` of what is its own.
+
+    A row that names this process but is not executed here (its commit was never answered) is left to expire.
+    """
     rows = await tx.execute(
         text("""
             UPDATE runs SET lease_until = now() + make_interval(secs => :lease)
-            WHERE owner = :owner AND status = 'running' RETURNING id, epoch, cancel
+            WHERE id = ANY(:held) AND owner = :owner AND status = 'running' RETURNING id, epoch, cancel
         """),
-        {"owner": claimant.owner, "lease": claimant.lease},
+        {"owner": claimant.owner, "lease": claimant.lease, "held": held},
     )
     return {row.id: (row.epoch, row.cancel) for row in rows}
 

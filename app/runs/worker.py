@@ -19,22 +19,28 @@ from app.runs.executor import Executor
 from app.runs.failures import is_outage
 from app.runs.jobs import Jobs
 from app.runs.models import StopReason
+from app.runs.ports import InboxPort
 
 log = structlog.get_logger(__name__)
 
 CANCEL_CHANNEL = "keyturn_cancel"
 STRANDED_AFTER = 15.0
 """Seconds after which a run that is due and that nobody starts is taken by whoever notices."""
+SWEEP = 100
+"""Threads that one sweep takes up at most."""
 
 
 class Worker:
     """Executes runs of this process."""
 
-    def __init__(self, *, database: Database, listener: Listener, claims: Claims, executor: Executor, jobs: Jobs) -> None:
+    def __init__(
+        self, *, database: Database, listener: Listener, claims: Claims, executor: Executor, jobs: Jobs, inbox: InboxPort
+    ) -> None:
         self._database = database
         self._claims = claims
         self._executor = executor
         self._jobs = jobs
+        self._inbox = inbox
         self._tasks: set[asyncio.Task[None]] = set()
         self._renewed = time.monotonic()
         listener.subscribe(CANCEL_CHANNEL, self._on_cancel)
@@ -62,12 +68,14 @@ class Worker:
 
     async def deliver(self, thread_id: UUID) -> None:
         """A job: wait for a slot, then run what the thread has to run, if anything."""
-        while not self._claims.free:
-            if not self._claims.open:
-                return
+        while self._claims.open and not self._claims.free:
             self._claims.released.clear()
             await self._claims.released.wait()
-        await self.take(thread_id)
+        if self._claims.open:
+            await self.take(thread_id)
+        else:
+            async with self._database.transaction() as tx:
+                await self._jobs.defer(tx, thread_id)
 
     async def take(self, thread_id: UUID) -> bool:
         """Claim and start what the thread has to run now. Returns whether there was something."""
@@ -75,7 +83,7 @@ class Worker:
             thread = await queue.lock_thread(tx, thread_id)
             if thread is None:
                 return False
-            execution = await self._claims.claim(tx, thread, paused=bool(thread.interrupts))
+            execution = await self._claims.claim(tx, thread, paused=await self._inbox.waiting(tx, thread_id))
             if execution is None:
                 return False
             await queue.mark_busy(tx, thread_id)
@@ -86,6 +94,8 @@ class Worker:
 
     async def run(self) -> None:
         """Keep leases, take over, receive jobs, until cancelled."""
+        if not self._claims.open:
+            return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_leases(), name="leases")
             group.create_task(self._take_over(), name="reaper")
@@ -103,7 +113,7 @@ class Worker:
                 async with asyncio.timeout(lease / 6), self._database.transaction() as tx:
                     asked_at = time.monotonic()
                     before = list(self._claims.held.values())
-                    still = await queue.renew(tx, self._claims.claimant)
+                    still = await queue.renew(tx, self._claims.claimant, [e.run.id for e in before])
                 self._renewed = asked_at
             except Exception as error:
                 if not (is_outage(error) or isinstance(error, TimeoutError)):
@@ -136,11 +146,10 @@ class Worker:
         async with self._database.transaction() as tx:
             if dead := [owner for owner in await queue.owners(tx) if is_dead(owner)]:
                 await queue.expire(tx, dead)
-        room = 100 if self._claims.free else 0
-        if not room:
+        if not self._claims.free:
             return
         async with self._database.transaction() as tx:
-            threads = await queue.stranded(tx, older_than=STRANDED_AFTER, limit=room)
+            threads = await queue.stranded(tx, older_than=STRANDED_AFTER, limit=SWEEP)
         for thread_id in threads:
             if not self._claims.free:
                 return
