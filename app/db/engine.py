@@ -6,7 +6,7 @@ event log. Both speak psycopg 3 to the same database.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from psycopg_pool import AsyncConnectionPool
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 LangGraphPool = AsyncConnectionPool[AsyncConnection[DictRow]]
+
+AFTER_COMMIT = "after_commit"
 
 # A dead peer must be noticed in seconds, not after the kernel's two hours.
 CONNECT_ARGS: dict[str, Any] = {
@@ -55,8 +57,16 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
         """A unit of work: commits when the block ends, rolls back when it raises. Keep it short."""
-        async with self.sessions() as session, session.begin():
-            yield session
+        async with self.sessions() as session:
+            async with session.begin():
+                yield session
+            for action in session.info.pop(AFTER_COMMIT, ()):
+                action()
+
+
+def after_commit(tx: AsyncSession, action: Callable[[], object]) -> None:
+    """Call `action` once the transaction has committed, and never if it does not."""
+    tx.info.setdefault(AFTER_COMMIT, []).append(action)
 
 
 async def driver_connection(session: AsyncSession) -> AsyncConnection[Any]:

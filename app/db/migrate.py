@@ -19,7 +19,6 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.store.postgres.aio import AsyncPostgresStore
-from psycopg import sql
 from psycopg.rows import dict_row
 
 from app.db.engine import CONNECT_ARGS, psycopg_url
@@ -83,7 +82,7 @@ async def pending(url: str) -> bool:
         for table, (column, value) in wanted.items():
             if not await _exists(connection, table):
                 return True
-            row = await (await connection.execute(f"SELECT {column} FROM {table}")).fetchone() 
+            row = await (await connection.execute(f"SELECT {column} FROM {table}")).fetchone()
             if row is None or row[0] != value:
                 return True
         return not await _exists(connection, "procrastinate_jobs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import orjson
@@ -20,8 +20,12 @@ from app.streaming.sse import event_stream, parse_last_event_id
 
 router = APIRouter(prefix="/threads/{thread_id}/runs", tags=["runs"])
 
-EVENTS = {200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-RESULT = {200: {"description": "The last values, with `__interrupt__` or `__error__`", "content": {"application/json": {}}}}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+RESULT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The last values, with `__interrupt__` or `__error__`", "content": {"application/json": {}}}
+}
 
 
 def service(request: Request) -> RunService:
@@ -118,7 +122,7 @@ async def list_runs(
     status: Literal["pending", "running", "success", "error", "timeout", "interrupted"] | None = None,
 ) -> list[RunRead]:
     """Runs of the thread, newest first."""
-    return [read(run) for run in await runs.list(principal, thread_id, limit=limit, offset=offset, status=status)]
+    return [read(run) for run in await runs.of_thread(principal, thread_id, limit=limit, offset=offset, status=status)]
 
 
 @router.get("/{run_id}", response_model=RunRead, summary="Get a run", responses=responses(403, 404, 422))

@@ -205,7 +205,9 @@ class RunService:
         async with self.database.transaction() as tx:
             return await self._read(tx, principal, thread_id, run_id)
 
-    async def list(self, principal: Principal, thread_id: UUID, *, limit: int, offset: int, status: str | None) -> list[Run]:
+    async def of_thread(
+        self, principal: Principal, thread_id: UUID, *, limit: int, offset: int, status: str | None
+    ) -> list[Run]:
         """Runs of a thread, newest first."""
         async with self.database.transaction() as tx:
             await self.threads.get(tx, principal, thread_id)
