@@ -26,11 +26,12 @@ from app.runs.claims import Claims, Execution
 from app.runs.failures import describe, is_outage
 from app.runs.jobs import Jobs
 from app.runs.models import Run, RunKind, StopReason
-from app.runs.outcome import Outcome, goto_nodes, pending_interrupts, settle_thread
+from app.runs.outcome import Outcome, goto_nodes, settle_thread
 from app.runs.ports import InboxPort, RunFinished
 from app.settings import Settings
 from app.streaming.chunks import ChunkEncoder
 from app.streaming.log import EventLog, RunWriter
+from app.threads.state import pending_interrupts
 
 log = structlog.get_logger(__name__)
 

@@ -14,6 +14,7 @@ from app.runs.models import Run, RunStatus, StopReason
 from app.runs.ports import PendingInterrupt
 from app.streaming.chunks import ChunkEncoder
 from app.threads.models import Thread, ThreadStatus
+from app.threads.state import pending_interrupts, public
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +73,6 @@ class Outcome:
         )
 
 
-def pending_interrupts(snapshot: StateSnapshot) -> list[PendingInterrupt]:
-    """The questions of a state that have no answer yet: those of tasks without a result."""
-    return [
-        PendingInterrupt(
-            interrupt_id=interrupt.id,
-            value=jsonable(interrupt.value),
-            task_id=task.id,
-            node=task.name,
-            response_schema=getattr(interrupt, "response_schema", None),
-        )
-        for task in snapshot.tasks
-        if task.result is None
-        for interrupt in task.interrupts
-    ]
-
-
 def goto_nodes(goto: Any) -> Any:
     """`command.goto` from the wire: a node's name, `{node, input}` for a Send, or a list of these."""
     if isinstance(goto, list):
@@ -127,8 +112,6 @@ async def settle_thread(
 ) -> None:
     """Write what the run left behind to its (locked) thread."""
     values = outcome.values
-    if values is not None and private:
-        values = {k: v for k, v in values.items() if k not in private and not k.startswith("__")}
     await tx.execute(
         text("""
             UPDATE threads SET status = :status, interrupts = CAST(:interrupts AS jsonb), error = CAST(:error AS jsonb),
@@ -141,7 +124,7 @@ async def settle_thread(
             "status": ThreadStatus.busy if busy else thread_status(outcome),
             "interrupts": jsonb(interrupts_by_task(outcome.pending)),
             "error": jsonb(outcome.error) if outcome.error else None,
-            "values": jsonb(values) if values is not None else None,
+            "values": jsonb(public(values, private)) if values is not None else None,
             "assistant_id": run.assistant_id,
             "version": run.assistant_version,
             "graph_id": run.graph_id,

@@ -63,6 +63,7 @@ class RunService:
             pinned = await self.assistants.resolve(tx, principal, request.assistant_id)
             kwargs = self._kwargs(principal, pinned, request)
             thread = await self._thread(tx, principal, thread_id, request)
+            await self.threads.refuse_overwriting(tx, thread_id, kwargs.get("input"))
             if thread.status != ThreadStatus.idle or request.resumes:
                 answering = await self.inbox.admit(tx, thread, request, principal)
                 if answering is not None:
