@@ -1,0 +1,1 @@
+"""The inbox page. It uses the public API only."""
