@@ -76,7 +76,9 @@ MEMORY_SCRIPT: dict[str, Any] = {
 }
 
 
-def _example(name: str, description: str, *, provider: str = "default", script: dict[str, Any], **agent: Any) -> SystemAssistant:
+def _example(
+    name: str, description: str, *, provider: str = "default", script: dict[str, Any], **agent: Any
+) -> SystemAssistant:
     model = {"provider": provider, "params": script}
     return SystemAssistant(
         id=uuid5(NAMESPACE, name),
