@@ -1,0 +1,62 @@
+"""A thread's checkpoints inside our own transaction, so that state and rows change together or not at all.
+
+The tables are those of LangGraph's Postgres saver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.graph.state import CompiledStateGraph
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.engine import driver_connection
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+COPY = text(
+    """
+    WITH c AS (
+        INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)
+        SELECT :target, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,
+               CASE WHEN metadata ? 'thread_id' THEN metadata || jsonb_build_object('thread_id', CAST(:target AS text))
+                    ELSE metadata END
+        FROM checkpoints WHERE thread_id = :source
+    ), b AS (
+        INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+        SELECT :target, checkpoint_ns, channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = :source
+    )
+    INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
+    SELECT :target, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob
+    FROM checkpoint_writes WHERE thread_id = :source
+    """
+)
+"""One statement, so that all three tables are seen at the same moment while a run may be writing."""
+
+DELETE = text(
+    """
+    WITH c AS (DELETE FROM checkpoints WHERE thread_id = :id), b AS (DELETE FROM checkpoint_blobs WHERE thread_id = :id)
+    DELETE FROM checkpoint_writes WHERE thread_id = :id
+    """
+)
+
+
+async def in_transaction(tx: AsyncSession, graph: Graph) -> Graph:
+    """The same graph, saving into `tx`."""
+    saver = graph.checkpointer
+    serde = saver.serde if isinstance(saver, BaseCheckpointSaver) else None
+    return graph.copy({"checkpointer": AsyncPostgresSaver(await driver_connection(tx), serde=serde)})
+
+
+async def copy_checkpoints(tx: AsyncSession, source: UUID, target: UUID) -> None:
+    """Give `target`, which has none, all checkpoints of `source`."""
+    await tx.execute(COPY, {"source": str(source), "target": str(target)})
+
+
+async def delete_checkpoints(tx: AsyncSession, thread_id: UUID) -> None:
+    """Forget all state of a thread."""
+    await tx.execute(DELETE, {"id": str(thread_id)})
