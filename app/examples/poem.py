@@ -1,13 +1,15 @@
 """A graph of one's own, as `langgraph.json` loads it by path: it writes a poem and asks before it publishes it.
 
 The question is a plain `interrupt()` with a HumanInterrupt, so the inbox shows it with all four verbs. It is asked again
-after every response, until someone accepts, edits or ignores it. No model is needed.
+after every response, until someone accepts, edits or ignores it. Each line is streamed (mode `custom`) as it is written.
+No model is needed.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+from langgraph.config import get_stream_writer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
@@ -31,10 +33,13 @@ class State(TypedDict, total=False):
 
 def write(state: State) -> State:
     """Write the poem, or write it again with what the reviewer said."""
-    poem = "\n".join(line.format(topic=state.get("topic") or "nothing") for line in LINES)
+    lines = [line.format(topic=state.get("topic") or "nothing") for line in LINES]
     if feedback := state.get("feedback"):
-        poem += f"\n({feedback})"
-    return {"poem": poem, "published": False}
+        lines.append(f"({feedback})")
+    stream = get_stream_writer()
+    for line in lines:
+        stream({"line": line})
+    return {"poem": "\n".join(lines), "published": False}
 
 
 def review(state: State) -> Command[Literal["write", "publish", "__end__"]]:
