@@ -89,9 +89,9 @@ def _failure(response: httpx.Response) -> Failure:
     """The server's own sentence, the fields it names, and who was first."""
     try:
         body = response.json()
-        lines = [str(body["message"]), *(f"  {e['path']}: {e['message']}" for e in body.get("errors") or [])]
+        lines = [f"{e['path']}: {e['message']}" for e in body.get("errors") or []] or [str(body["message"])]
         if decision := (body.get("item") or {}).get("decision"):
-            lines.append(f"  decided: {decision['type']} by {decision['by']} at {decision['at']}")
+            lines.append(f"Decided: {decision['type']} by {decision['by']} at {decision['at']}")
         return Failure("\n".join(lines))
     except (ValueError, KeyError, TypeError):
         return Failure(f"The server answered {response.status_code}.")
