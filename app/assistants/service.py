@@ -1,102 +1,38 @@
-"""Assistants: creation, versions, look-up. A version never changes; a deleted assistant's versions stay for old runs.
+"""Assistants: searches, creation, versions, deletion. A deleted assistant's versions stay, for what was started with them.
 
 Knows no HTTP. What a configuration means is known by `app.graphs` alone.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from langgraph.pregel import Pregel
-from sqlalchemy import ColumnElement, Select, and_, func, insert, or_, select, text
+from sqlalchemy import Select, func, insert, select, text
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
+from app.assistants.lookup import AssistantLookup
+from app.assistants.lookup import Pinned as Pinned
 from app.assistants.models import SYSTEM_TENANT, Assistant, AssistantVersion
 from app.assistants.schemas import AssistantCreate, AssistantFilter, AssistantPatch, AssistantSearch, VersionSearch
+from app.assistants.versions import VERSIONED, mirrored, versions_of, write_version
 from app.auth import Principal
 from app.db.engine import Database
-from app.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound
+from app.errors import Conflict, Forbidden, NotFound
 from app.graphs.registry import Graphs, SystemAssistant
 
-CACHED_REVISIONS = 1024
 
-
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """One version of an assistant: what a run needs to know of it."""
-
-    assistant_id: UUID
-    version: int
-    graph_id: str
-    name: str
-    config: dict[str, Any]
-    context: dict[str, Any]
-    metadata: dict[str, Any]
-
-    @property
-    def key(self) -> tuple[UUID, int]:
-        """Names the version; compiled graphs are cached under it."""
-        return self.assistant_id, self.version
-
-
-class AssistantService:
+class AssistantService(AssistantLookup):
     """Reads and writes assistants. Each method works in the caller's transaction unless it says otherwise."""
 
     def __init__(self, database: Database, graphs: Graphs) -> None:
-        self.database = database
+        super().__init__(database)
         self.graphs = graphs
-        self._revisions: OrderedDict[tuple[UUID, int], Pinned] = OrderedDict()
-        self._system: dict[str, UUID] = {}  # name → id of what this process serves
-
-    @property
-    def names(self) -> list[str]:
-        """Names under which system assistants can be addressed."""
-        return sorted(self._system)
-
-    # Look-up ------------------------------------------------------------------------------------------------------
-
-    async def resolve(self, tx: AsyncSession, principal: Principal, ref: str) -> Pinned:
-        """The newest version of an assistant, by its UUID or by the name of a graph or example. One statement."""
-        row = await self.get(tx, principal, ref)
-        return Pinned(row.id, row.version, row.graph_id, row.name, row.config, row.context, row.metadata_)
-
-    async def get(self, tx: AsyncSession, principal: Principal, ref: str | UUID) -> Assistant:
-        """An assistant that the principal may read, or NotFound; a name that is not known is Invalid."""
-        assistant_id = ref if isinstance(ref, UUID) else self._id_of(ref)
-        row = await tx.scalar(select(Assistant).where(Assistant.id == assistant_id, self._visible(principal)))
-        if row is None:
-            raise NotFound.of("Assistant", ref)
-        return row
-
-    async def revision(self, assistant_id: UUID, version: int, tx: AsyncSession | None = None) -> Pinned:
-        """A version by its number, also of an assistant deleted since. Without `tx` it takes its own, if it is not cached.
-
-        For work that a principal was allowed to start before: it checks no owner.
-        """
-        key = (assistant_id, version)
-        known = self._revisions.get(key)
-        if known is not None:
-            self._revisions.move_to_end(key)
-            return known
-        if tx is not None:
-            row = await tx.get(AssistantVersion, key)
-        else:
-            async with self.database.transaction() as own:
-                row = await own.get(AssistantVersion, key)
-        if row is None:
-            raise NotFound(f"Version {version} of assistant {assistant_id} does not exist.", code="version_not_found")
-        pinned = Pinned(assistant_id, version, row.graph_id, row.name, row.config, row.context, row.metadata_)
-        self._revisions[key] = pinned
-        if len(self._revisions) > CACHED_REVISIONS:
-            self._revisions.popitem(last=False)
-        return pinned
 
     async def search(self, tx: AsyncSession, principal: Principal, query: AssistantSearch) -> tuple[list[Assistant], int]:
         """A page of assistants, newest first by default, and how many there are in all."""
@@ -123,7 +59,7 @@ class AssistantService:
     ) -> list[AssistantVersion]:
         """Versions of an assistant, newest first."""
         row = await self.get(tx, principal, ref)
-        page = _versions_of(row).order_by(AssistantVersion.version.desc()).limit(query.limit).offset(query.offset)
+        page = versions_of(row).order_by(AssistantVersion.version.desc()).limit(query.limit).offset(query.offset)
         if query.metadata:
             page = page.where(AssistantVersion.metadata_.contains(query.metadata))
         return list((await tx.scalars(page)).all())
@@ -160,7 +96,7 @@ class AssistantService:
             row = existing
             row.created_at = datetime.now(UTC)
             row.deleted_at = None
-            await self._set(tx, row, values, at=row.created_at)
+            await write_version(tx, row, values, at=row.created_at)
             return row
         await tx.execute(insert(AssistantVersion).values(assistant_id=row.id, version=1, created_at=row.created_at, **values))
         return row
@@ -184,17 +120,17 @@ class AssistantService:
             "context": context,
             "metadata_": {**row.metadata_, **(body.metadata or {})},
         }
-        await self._set(tx, row, values, at=datetime.now(UTC))
+        await write_version(tx, row, values, at=datetime.now(UTC))
         return row
 
     async def set_latest(self, tx: AsyncSession, principal: Principal, ref: str | UUID, version: int) -> Assistant:
         """Make an existing version the current one, with everything that belongs to it."""
         row = await self._writable(tx, principal, ref)
-        chosen = await tx.scalar(_versions_of(row).where(AssistantVersion.version == version))
+        chosen = await tx.scalar(versions_of(row).where(AssistantVersion.version == version))
         if chosen is None:
             raise NotFound(f"Version {version} of assistant {row.id} does not exist.", code="version_not_found")
         self.graphs.validate(chosen.graph_id, chosen.config, chosen.context)
-        for field in _VERSIONED:
+        for field in VERSIONED:
             setattr(row, field, getattr(chosen, field))
         row.version = version
         row.updated_at = datetime.now(UTC)
@@ -233,11 +169,11 @@ class AssistantService:
                 await tx.flush()
             elif row.tenant_id != SYSTEM_TENANT:
                 raise RuntimeError(f"The id {row.id} of the system assistant {wanted.name} is taken by tenant {row.tenant_id}.")
-            elif row.deleted_at is None and all(getattr(row, field) == values[field] for field in _VERSIONED):
+            elif row.deleted_at is None and all(getattr(row, field) == values[field] for field in VERSIONED):
                 continue
             row.deleted_at = None
-            await self._set(tx, row, values, at=datetime.now(UTC))
-        self._system = {a.name: a.id for a in assistants}
+            await write_version(tx, row, values, at=datetime.now(UTC))
+        self.system = {a.name: a.id for a in assistants}
 
     # What the graph says ------------------------------------------------------------------------------------------
 
@@ -267,29 +203,8 @@ class AssistantService:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _id_of(self, ref: str) -> UUID:
-        try:
-            return UUID(ref)
-        except ValueError:
-            pass
-        known = self._system.get(ref)
-        if known is None:
-            names = ", ".join(self.names) or "none"
-            raise Invalid.field("assistant_id", f"'{ref}' is neither a UUID nor the name of a served graph. Served: {names}.")
-        return known
-
-    def _visible(self, principal: Principal) -> ColumnElement[bool]:
-        """The principal's own assistants and the system's that this process serves."""
-        return and_(
-            Assistant.deleted_at.is_(None),
-            or_(
-                Assistant.tenant_id == principal.tenant,
-                and_(Assistant.tenant_id == SYSTEM_TENANT, Assistant.id.in_(self._system.values())),
-            ),
-        )
-
     def _matching(self, statement: Select[Any], principal: Principal, query: AssistantFilter) -> Select[Any]:
-        statement = statement.where(self._visible(principal))
+        statement = statement.where(self.visible(principal))
         if query.graph_id is not None:
             statement = statement.where(Assistant.graph_id == query.graph_id)
         if query.metadata:
@@ -306,7 +221,7 @@ class AssistantService:
     async def _writable(self, tx: AsyncSession, principal: Principal, ref: str | UUID) -> Assistant:
         """The row, locked. System assistants belong to nobody."""
         row = await self.get(tx, principal, ref)
-        if row.tenant_id != principal.tenant:
+        if row.tenant_id == SYSTEM_TENANT:
             raise Forbidden(
                 f"Assistant {row.name} comes with the server and cannot be changed. Create your own from its configuration.",
                 code="system_assistant",
@@ -315,38 +230,6 @@ class AssistantService:
         if row.deleted_at is not None:
             raise NotFound.of("Assistant", ref)
         return row
-
-    async def _set(self, tx: AsyncSession, row: Assistant, values: dict[str, Any], *, at: datetime) -> None:
-        """Write a new version of a locked row. Numbers are never used twice, or a cached graph would be the wrong one."""
-        newest = await tx.scalar(
-            select(func.coalesce(func.max(AssistantVersion.version), 0)).where(AssistantVersion.assistant_id == row.id)
-        )
-        for field, value in values.items():
-            setattr(row, field, value)
-        row.version = (newest or 0) + 1
-        row.updated_at = at
-        tx.add(AssistantVersion(assistant_id=row.id, version=row.version, created_at=at, **values))
-        await tx.flush()
-
-
-_VERSIONED = ("graph_id", "name", "description", "config", "context", "metadata_")
-
-
-def mirrored(config: dict[str, Any], context: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`config.configurable` and `context` are one thing: whichever is set fills the other."""
-    configurable = config.get("configurable") or {}
-    context = context or {}
-    if configurable and context and configurable != context:
-        raise BadRequest("config.configurable and context are the same thing: set one of them.", code="config_and_context")
-    both = configurable or context
-    return ({**config, "configurable": both} if both or "configurable" in config else config), both
-
-
-def _versions_of(row: Assistant) -> Select[AssistantVersion]:
-    """The versions since the assistant was created; a re-used id does not bring back those of its predecessor."""
-    return select(AssistantVersion).where(
-        AssistantVersion.assistant_id == row.id, AssistantVersion.created_at >= row.created_at
-    )
 
 
 def _exists(assistant_id: UUID) -> Conflict:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from langgraph.store.base import Item, SearchItem
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from app.wire import WireModel
 
@@ -19,28 +20,28 @@ MEMORY: dict[str, Any] = {"namespace": ["memories", "local"], "key": "1", "value
 def check_label(label: str) -> str:
     """A part of a namespace, as LangGraph demands it."""
     if not label or "." in label:
-        raise ValueError(f"a label must be a non-empty text without periods, not {label!r}")
+        raise PydanticCustomError("label", "a label must be a non-empty text without periods")
     return check_text(label)
 
 
 def check_text(text: str) -> str:
     """A text that names something: cleaning it would make it the name of something else."""
     if "\x00" in text or any("\ud800" <= c <= "\udfff" for c in text):
-        raise ValueError("must not contain NUL or lone surrogates")
+        raise PydanticCustomError("text", "must not contain NUL or lone surrogates")
     return text
 
 
 def check_namespace(labels: list[str]) -> list[str]:
     """A namespace that the index takes."""
     if len(".".join(labels).encode()) > MAX_PATH:
-        raise ValueError(f"must not be longer than {MAX_PATH} bytes in all")
+        raise PydanticCustomError("namespace", f"must not be longer than {MAX_PATH} bytes in all")
     return labels
 
 
 def check_key(key: str) -> str:
     """A key that the index takes."""
     if len(check_text(key).encode()) > MAX_PATH:
-        raise ValueError(f"must not be longer than {MAX_PATH} bytes")
+        raise PydanticCustomError("key", f"must not be longer than {MAX_PATH} bytes")
     return key
 
 

@@ -26,7 +26,7 @@ ROOT = "tenants"
 
 def tenant_label(tenant: str) -> str:
     """A tenant's name as one label of a namespace: no two tenants share one."""
-    return tenant.replace("%", "%25").replace(".", "%2E")
+    return tenant.replace("%", "%25").replace(".", "%2E").replace("*", "%2A")
 
 
 class TenantStore(BaseStore):
@@ -71,12 +71,16 @@ def _inner(prefix: tuple[str, ...], op: Op) -> Op:
     if isinstance(op, SearchOp):
         filter_ = None if op.filter is None else clean(jsonable(op.filter))
         return op._replace(namespace_prefix=_named(prefix, op.namespace_prefix), filter=filter_)
-    conditions: list[MatchCondition] = [MatchCondition(match_type="prefix", path=prefix)]
+    conditions: list[MatchCondition] = []
     for condition in op.match_conditions or ():
-        path = tuple(condition.path)
-        # A suffix must not reach into the tenant's prefix.
-        path = (*prefix, *path) if condition.match_type == "prefix" else path
-        conditions.append(MatchCondition(match_type=condition.match_type, path=_named((), path)))
+        path = _named((), tuple(condition.path))
+        if condition.match_type == "prefix":
+            conditions.append(MatchCondition(match_type="prefix", path=(*prefix, *path)))
+        else:
+            # As many labels behind the tenant's prefix as the suffix has, so that it does not reach into the prefix.
+            conditions.append(MatchCondition(match_type="prefix", path=(*prefix, *("*" for _ in path))))
+            conditions.append(MatchCondition(match_type="suffix", path=path))
+    conditions = conditions or [MatchCondition(match_type="prefix", path=prefix)]
     depth = None if op.max_depth is None else op.max_depth + len(prefix)
     return op._replace(match_conditions=tuple(conditions), max_depth=depth)
 

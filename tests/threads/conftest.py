@@ -1,0 +1,31 @@
+"""A served project with two graphs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest_asyncio
+from asgi import serving
+
+from app.db.engine import Database
+from app.resources import Resources
+
+PROJECT = Path(__file__).parent / "project" / "langgraph.json"
+
+
+@pytest_asyncio.fixture
+async def served(database: Database) -> AsyncIterator[tuple[httpx.AsyncClient, Resources]]:
+    async with serving(database.url, config=PROJECT) as both:
+        yield both
+
+
+@pytest_asyncio.fixture
+async def api(served: tuple[httpx.AsyncClient, Resources]) -> httpx.AsyncClient:
+    return served[0]
+
+
+@pytest_asyncio.fixture
+async def resources(served: tuple[httpx.AsyncClient, Resources]) -> Resources:
+    return served[1]
