@@ -18,11 +18,12 @@ from uuid_utils.compat import uuid7
 
 from app.assistants.service import AssistantService, Pinned
 from app.auth import Principal, owned
+from app.codec import jsonable
 from app.db.engine import Database
 from app.errors import AppError, BadRequest, Conflict, Invalid, NotFound
 from app.graphs.registry import Graphs
 from app.threads.checkpoints import Graph, copy_checkpoints, delete_checkpoints, in_transaction
-from app.threads.messages import named_messages
+from app.threads.messages import MESSAGES, named_messages
 from app.threads.models import Thread, ThreadStatus
 from app.threads.ports import ThreadInbox
 from app.threads.schemas import ATTRIBUTES, ThreadFilter, ThreadSearch
@@ -217,12 +218,33 @@ class ThreadService:
                 run_id=UUID(run_id) if isinstance(run_id, str) else None,
             )
 
-    async def refuse_overwriting(self, tx: AsyncSession, thread_id: UUID, accepted: Any, *, path: str = "input") -> None:
-        """Refuse an accepted input that would overwrite a message of the thread by bringing its id. Repeats are let through."""
+    async def refuse_overwriting(
+        self,
+        tx: AsyncSession,
+        thread_id: UUID,
+        accepted: Any,
+        *,
+        path: str = "input",
+        pinned: Pinned | None = None,
+        checkpoint: dict[str, Any] | None = None,
+    ) -> None:
+        """Refuse an accepted input that would overwrite a message by bringing its id. Repeats are let through.
+
+        With `checkpoint` the messages are those of that checkpoint, read as `pinned`: a branch may bring an id that only
+        other branches have.
+        """
         brought = named_messages(accepted)
         if not brought:
             return
-        for known in await self._messages(tx, thread_id, brought):
+        if checkpoint and pinned is not None:
+            reader = await in_transaction(tx, self.graph(pinned))
+            snapshot = await reader.aget_state({"configurable": {"thread_id": str(thread_id), **checkpoint}})
+            values = jsonable(snapshot.values)
+            messages = values.get(MESSAGES) if isinstance(values, dict) else None
+            there = [m for m in messages or [] if isinstance(m, dict) and m.get("id") in brought]
+        else:
+            there = await self._messages(tx, thread_id, brought)
+        for known in there:
             new = brought[known["id"]]
             if (new.get("type"), new.get("content")) != (known.get("type"), known.get("content")):
                 raise Invalid.field(

@@ -89,7 +89,9 @@ class ThreadStates:
             self._may_write(principal, pinned)
             values = accept_input(body.values, principal, path="values")
             if not principal.can("threads:repair"):
-                await self.threads.refuse_overwriting(tx, thread_id, values, path="values")
+                await self.threads.refuse_overwriting(
+                    tx, thread_id, values, path="values", pinned=pinned, checkpoint=body.base.configurable()
+                )
             await self.threads.inbox.leave(tx, thread, "state_updated", principal)
             graph = self.threads.graph(pinned)
             config = {"configurable": {"thread_id": str(thread_id), **body.base.configurable()}}
