@@ -105,7 +105,6 @@ class Executor:
                 run.kwargs.get("stream_mode") or ["values"],
                 subgraphs=bool(run.kwargs.get("stream_subgraphs")),
                 private=self._graphs.private_keys,
-                metadata={},
             )
             feed = await self._feed(execution, graph, config)
             if feed is not NOTHING:
