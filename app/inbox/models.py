@@ -64,7 +64,8 @@ class InboxItem(Owned, Base):
     status: Mapped[str] = mapped_column(default=ItemStatus.pending)
     kind: Mapped[str]  # tool | question | breakpoint | raw
     thread_id: Mapped[UUID]
-    run_id: Mapped[UUID]
+    run_id: Mapped[UUID | None]  # the run that asked, where it is known
+    copied_from: Mapped[UUID | None]  # the thread that this one is a copy of
     assistant_id: Mapped[UUID]
     assistant_version: Mapped[int]
     graph_id: Mapped[str]
@@ -117,7 +118,7 @@ class InboxEvent(Owned, Base):
     """What the live feed sends. `xid` lets a reader wait for slower transactions, so that no event is ever skipped."""
 
     __tablename__ = "inbox_events"
-    __table_args__ = (Index(None, "tenant_id", "xid", "id"),)
+    __table_args__ = (Index(None, "tenant_id", "xid", "id"), Index("ix_inbox_events_feed", "xid", "id"))
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     xid: Mapped[int] = mapped_column(XID8, server_default=text("pg_current_xact_id()"))

@@ -95,6 +95,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_inbox_events")),
     )
     op.create_index(op.f("ix_inbox_events_tenant_id_xid_id"), "inbox_events", ["tenant_id", "xid", "id"], unique=False)
+    op.create_index("ix_inbox_events_feed", "inbox_events", ["xid", "id"], unique=False)
     op.create_table(
         "inbox_items",
         sa.Column("id", sa.Uuid(), nullable=False),
@@ -102,7 +103,8 @@ def upgrade() -> None:
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("thread_id", sa.Uuid(), nullable=False),
-        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("run_id", sa.Uuid(), nullable=True),
+        sa.Column("copied_from", sa.Uuid(), nullable=True),
         sa.Column("assistant_id", sa.Uuid(), nullable=False),
         sa.Column("assistant_version", sa.Integer(), nullable=False),
         sa.Column("graph_id", sa.Text(), nullable=False),
