@@ -1,0 +1,135 @@
+"""Fixtures: one real Postgres for the whole run, a database per worker, real server processes."""
+
+from __future__ import annotations
+
+import os
+
+# Nothing of the caller's environment may reach a test, before anything reads it.
+for _name in tuple(os.environ):
+    if _name.startswith(("KEYTURN_", "OPENAI_", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "PG")) or (
+        _name in ("DATABASE_URL",) or _name.lower().endswith("_proxy")
+    ):
+        del os.environ[_name]
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+import pytest_asyncio
+from processes import Server, Servers
+from psycopg import sql
+
+from app.db.base import Base
+from app.db.embedded import EmbeddedPostgres
+from app.db.engine import Database, open_database
+from app.db.migrate import migrate
+
+# Tests need the semantics of Postgres, not its durability; crash tests kill our processes, not the machine.
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": 0,
+    "autovacuum": "off",
+    "max_connections": 400,
+    "shared_buffers": "64MB",
+}
+TEMPLATE = "keyturn_template"
+LANGGRAPH_TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes", "store", "procrastinate_jobs")
+
+
+@pytest.fixture(scope="session")
+def run_id(request: pytest.FixtureRequest) -> str:
+    """One id for all workers of this run."""
+    config = getattr(request.config, "workerinput", None)
+    return str(config["testrunuid"])[:8] if config else uuid.uuid4().hex[:8]
+
+
+@pytest.fixture(scope="session")
+def postgres(run_id: str) -> Iterator[EmbeddedPostgres]:
+    """The Postgres of the run, in memory where the machine has room for that. The last worker to leave stops it."""
+    shm = Path("/dev/shm")
+    root = shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+    home = root / f"keyturn-tests-{run_id}"
+    with EmbeddedPostgres(home, FAST) as server:
+        with psycopg.connect(server.url("postgres"), autocommit=True) as admin:
+            admin.execute("SELECT pg_advisory_lock(1)")  # one worker builds the template
+            row = admin.execute("SELECT 1 FROM pg_database WHERE datname = %s AND datistemplate", [TEMPLATE]).fetchone()
+            if row is None:
+                admin.execute(f"DROP DATABASE IF EXISTS {TEMPLATE}")
+                admin.execute(f"CREATE DATABASE {TEMPLATE}")
+                asyncio.run(migrate(server.url(TEMPLATE)))
+                admin.execute(f"ALTER DATABASE {TEMPLATE} WITH is_template true allow_connections false")
+        yield server
+
+
+@contextmanager
+def _database(server: EmbeddedPostgres, *, migrated: bool = True) -> Iterator[str]:
+    """A database of its own, with our schema or empty."""
+    name = sql.Identifier(f"t_{uuid.uuid4().hex[:12]}")
+    source = sql.SQL(" TEMPLATE {} STRATEGY file_copy").format(sql.Identifier(TEMPLATE)) if migrated else sql.SQL("")
+    with psycopg.connect(server.url("postgres"), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}{}").format(name, source))
+        yield server.url(name.as_string(admin).strip('"'))
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+
+@pytest.fixture(scope="session")
+def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A migrated database of this worker."""
+    with _database(postgres) as url:
+        yield url
+
+
+@pytest.fixture
+def fresh_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A migrated database of this test."""
+    with _database(postgres) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database without a schema."""
+    with _database(postgres, migrated=False) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(scope="session")
+async def _worker_database(database_url: str) -> AsyncIterator[Database]:
+    async with open_database(database_url, pool_size=30, name="keyturn-tests") as database:
+        yield database
+
+
+@pytest_asyncio.fixture
+async def database(_worker_database: Database) -> Database:
+    """The worker's database, emptied."""
+    tables = [*(f'"{t.name}"' for t in reversed(Base.metadata.sorted_tables)), *LANGGRAPH_TABLES]
+    async with _worker_database.pool.connection() as connection, connection.transaction():
+        # Deleting is many times faster than truncating when tables are small; the audit's trigger is off in this session.
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        for table in tables:
+            await connection.execute(f"DELETE FROM {table}")  # type: ignore[arg-type]
+    return _worker_database
+
+
+@pytest_asyncio.fixture(scope="session")
+async def servers(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
+    """Starts real server processes and stops what a test leaves running."""
+    async with Servers(tmp_path_factory.mktemp("servers")) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="session")
+async def live_server(servers: Servers, postgres: EmbeddedPostgres) -> AsyncIterator[Server]:
+    """A server process of this worker with a database of its own."""
+    with _database(postgres) as url:
+        server = await servers.start(url)
+        yield server
+        await server.stop()
