@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """The value without NUL characters and lone surrogates, which Postgres takes nowhere. Returns it as it is if it has none."""
+    """The value without NUL characters and lone surrogates, which Postgres takes nowhere. Itself, if it has none."""
     if isinstance(value, str):
         return _clean_text(value)
     if isinstance(value, dict):

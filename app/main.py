@@ -46,13 +46,14 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_resources(settings, database_url) as resources:
+        async with open_resources(settings, database_url, on_broken=lambda: app.state.side_task_broke()) as resources:
             app.state.resources = resources
             app.state.authenticator = resources.authenticator
             yield
 
     app = FastAPI(title="Keyturn", version=__version__, description=DESCRIPTION, lifespan=lifespan)
     app.state.settings = settings
+    app.state.side_task_broke = lambda: None  # set by whoever runs the process
     for router in (assistants_router, threads_router, runs_router, inbox_router, store_router, observability.router):
         app.include_router(router)
     app.add_exception_handler(AppError, _app_error)

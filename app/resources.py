@@ -6,7 +6,7 @@ Nobody but `main`, `worker`, `cli` and tests imports this.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -63,8 +63,10 @@ class Resources:
 
 
 @asynccontextmanager
-async def open_resources(settings: Settings, url: str, *, slots: int | None = None) -> AsyncIterator[Resources]:
-    """Open everything on the database `url`, which must be migrated. `slots` overrides how many runs are executed here."""
+async def open_resources(
+    settings: Settings, url: str, *, on_broken: Callable[[], None] = lambda: None
+) -> AsyncIterator[Resources]:
+    """Open everything on the database `url`, which must be migrated. `on_broken` is called when a side task dies."""
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(url, pool_size=settings.database_pool_size))
         listener = Listener(url)
@@ -89,7 +91,7 @@ async def open_resources(settings: Settings, url: str, *, slots: int | None = No
         claims = Claims(
             inbox=inbox,
             lease=settings.lease_seconds,
-            slots=settings.max_concurrent_runs if slots is None else slots,
+            slots=settings.max_concurrent_runs,
         )
         executor = Executor(
             settings=settings,
@@ -141,8 +143,14 @@ async def open_resources(settings: Settings, url: str, *, slots: int | None = No
             asyncio.create_task(feed.run(), name="feed"),
             asyncio.create_task(worker.run(), name="worker"),
         ]
+
+        def broke(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("side_task_broke", task=task.get_name(), exc_info=error)
+                on_broken()
+
         for task in tasks:
-            task.add_done_callback(_say_if_broken)
+            task.add_done_callback(broke)
         try:
             yield resources
         finally:
@@ -150,8 +158,3 @@ async def open_resources(settings: Settings, url: str, *, slots: int | None = No
             for task in reversed(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _say_if_broken(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("side_task_broke", task=task.get_name(), exc_info=error)

@@ -19,7 +19,7 @@ async def run_worker(settings: Settings, database_url: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with open_resources(settings, database_url):
+    async with open_resources(settings, database_url, on_broken=stop.set):
         log.info("worker_ready", slots=settings.max_concurrent_runs)
         await stop.wait()
         log.info("worker_stopping")

@@ -1,0 +1,194 @@
+"""The command line: `keyturn serve | worker | migrate | keys | inbox | openapi | db`. Expected failures are one line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import orjson
+import psycopg
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app import __version__
+from app.auth import DEFAULT_TENANT, SCOPES, create_key, list_keys, revoke_key
+from app.db.engine import open_database
+from app.db.migrate import migrate
+from app.errors import AppError
+from app.inbox_cli import main as inbox_main
+from app.main import create_app
+from app.observability import configure_logging
+from app.server import StartError, database, prepare, say, serve
+from app.settings import Settings
+from app.worker import run_worker
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    top = argparse.ArgumentParser(
+        prog="keyturn",
+        description="An HTTP agent service with persistent threads and an interrupt inbox.",
+        epilog="Every option is a setting too: KEYTURN_PORT=9000 is --port 9000. See the README for all settings.",
+    )
+    top.add_argument("--version", action="version", version=f"keyturn {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+
+    server = commands.add_parser("serve", help="serve the API and execute runs (the default)")
+    server.add_argument("--host", help="address to listen on (127.0.0.1)")
+    server.add_argument("--port", type=int, help="port to listen on (8123; 0 for any)")
+    _common(server)
+    server.add_argument("--no-examples", dest="examples", action="store_false", default=None, help="do not offer the examples")
+    server.set_defaults(run=_serve)
+
+    worker = commands.add_parser("worker", help="execute runs without serving the API")
+    _common(worker)
+    worker.set_defaults(run=_worker)
+
+    migration = commands.add_parser("migrate", help="bring the database to this version's schema")
+    _common(migration)
+    migration.set_defaults(run=_migrate)
+
+    keys = commands.add_parser("keys", help="create, list and revoke API keys").add_subparsers(dest="action", required=True)
+    create = keys.add_parser("create", help="create a key and print it, once")
+    create.add_argument("--subject", default="admin", help="who acts with the key; shown in the audit")
+    create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose data the key reaches")
+    create.add_argument("--name", default="", help="a note for the list")
+    create.add_argument("--scopes", default=",".join(sorted(SCOPES)), help="comma separated; all by default")
+    create.add_argument("--expires-days", type=float, help="days after which the key stops to work")
+    create.set_defaults(run=_with_tx(_keys_create))
+    listing = keys.add_parser("list", help="list keys, without their text")
+    listing.set_defaults(run=_with_tx(_keys_list))
+    revoke = keys.add_parser("revoke", help="revoke a key, on every process at once")
+    revoke.add_argument("id", type=UUID)
+    revoke.set_defaults(run=_with_tx(_keys_revoke))
+    for sub in (create, listing, revoke):
+        _common(sub)
+
+    openapi = commands.add_parser("openapi", help="print the OpenAPI document")
+    openapi.set_defaults(run=_openapi)
+
+    db = commands.add_parser("db", help="about the database").add_subparsers(dest="action", required=True)
+    url = db.add_parser("url", help="start or join the embedded Postgres, print its address, and wait for Ctrl-C")
+    _common(url)
+    url.set_defaults(run=_db_url)
+
+    commands.add_parser("inbox", help="answer pending questions in the terminal", add_help=False)
+    return top
+
+
+def _common(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--data-dir", type=Path, help="where the embedded Postgres lives (.keyturn)")
+    sub.add_argument("--config", type=Path, help="a langgraph.json whose graphs are served")
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Settings from the environment, with what the command line says over them."""
+    given = {k: v for k in Settings.model_fields if (v := getattr(args, k, None)) is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "setting"
+        raise StartError(f"KEYTURN_{name.upper().removeprefix('KEYTURN_')}: {first['msg']}") from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["inbox"]:
+        return inbox_main(argv[1:])
+    if not argv or (argv[0].startswith("--") and argv[0] not in ("--help", "--version")):
+        argv = ["serve", *argv]
+    args = parser().parse_args(argv)
+    try:
+        settings = settings_of(args)
+        configure_logging(settings)
+        return int(args.run(args, settings) or 0)
+    except (StartError, AppError) as error:
+        sys.stderr.write(f"keyturn: {error}\n")
+        return 1
+    except psycopg.OperationalError as error:
+        sys.stderr.write(f"keyturn: the database does not answer: {' '.join(str(error).split())[:200]}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(_: argparse.Namespace, settings: Settings) -> int:
+    return serve(settings)
+
+
+def _worker(_: argparse.Namespace, settings: Settings) -> None:
+    with database(settings) as (url, embedded):
+
+        async def work() -> None:
+            await prepare(settings.model_copy(update={"host": "127.0.0.1"}), url, embedded=embedded)
+            await run_worker(settings, url)
+
+        asyncio.run(work())
+
+
+def _migrate(_: argparse.Namespace, settings: Settings) -> None:
+    with database(settings) as (url, _embedded):
+        asyncio.run(migrate(url, lambda step: say(f"Migrating: {step}")))
+    say("The database is up to date.")
+
+
+TxCommand = Callable[[AsyncSession, argparse.Namespace], Awaitable[int]]
+
+
+def _with_tx(command: TxCommand) -> Callable[[argparse.Namespace, Settings], int]:
+    """A command that needs one transaction on a migrated database."""
+
+    def run(args: argparse.Namespace, settings: Settings) -> int:
+        async def inside(url: str, embedded: bool) -> int:
+            await prepare(settings.model_copy(update={"host": "127.0.0.1"}), url, embedded=embedded)
+            async with open_database(url, pool_size=4, name="keyturn-cli") as db, db.transaction() as tx:
+                return await command(tx, args)
+
+        with database(settings) as (url, embedded):
+            return asyncio.run(inside(url, embedded))
+
+    return run
+
+
+async def _keys_create(tx: AsyncSession, args: argparse.Namespace) -> int:
+    scopes = [scope.strip() for scope in args.scopes.split(",") if scope.strip()]
+    expires = timedelta(days=args.expires_days) if args.expires_days is not None else None
+    row, key = await create_key(tx, tenant=args.tenant, subject=args.subject, name=args.name, scopes=scopes, expires_in=expires)
+    print(f"id:  {row.id}\nkey: {key}\nThe key is shown this once. From now on every request needs one, as X-Api-Key.")
+    return 0
+
+
+async def _keys_list(tx: AsyncSession, _: argparse.Namespace) -> int:
+    for key in await list_keys(tx):
+        state = "revoked" if key.revoked_at else f"until {key.expires_at:%Y-%m-%d}" if key.expires_at else "valid"
+        print(f"{key.id}  {key.prefix}…  {state:<18} {key.tenant_id}/{key.subject}  {key.name}")
+    return 0
+
+
+async def _keys_revoke(tx: AsyncSession, args: argparse.Namespace) -> int:
+    done = await revoke_key(tx, args.id)
+    print("Revoked." if done else "There is no such valid key.")
+    return 0 if done else 1
+
+
+def _openapi(_: argparse.Namespace, settings: Settings) -> None:
+    document: dict[str, Any] = create_app(settings, "postgresql://unused").openapi()
+    print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+
+
+def _db_url(_: argparse.Namespace, settings: Settings) -> None:
+    with database(settings) as (url, _embedded):
+        print(url, flush=True)
+        asyncio.run(asyncio.Event().wait())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
