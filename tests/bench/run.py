@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -25,19 +26,20 @@ from typing import Any
 
 import driver
 
+from app.db.embedded import EmbeddedPostgres
+from app.db.migrate import migrate
+
 HERE = Path(__file__).parent
 PORT = 8397
 URL = f"http://127.0.0.1:{PORT}"
 ROWS = ("stream c1", "stream c20", "hitl c20", "bare c1", "bare c20")
 
 
-def start(folder: str, database_url: str | None) -> subprocess.Popen[bytes]:
+def start(database_url: str) -> subprocess.Popen[bytes]:
     """A server of the bench graphs, ready."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KEYTURN_")}
-    environment |= {"KEYTURN_EXAMPLES": "0", "KEYTURN_LOG_LEVEL": "warning"}
-    if database_url:
-        environment["DATABASE_URL"] = database_url
-    options = ["--port", str(PORT), "--data-dir", folder, "--config", str(HERE / "langgraph.json")]
+    environment |= {"DATABASE_URL": database_url, "KEYTURN_EXAMPLES": "0", "KEYTURN_LOG_LEVEL": "warning"}
+    options = ["--port", str(PORT), "--config", str(HERE / "langgraph.json")]
     server = subprocess.Popen([sys.executable, "-m", "app.cli", "serve", *options], env=environment, cwd=HERE.parents[1])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
@@ -87,19 +89,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--database-url", help="an empty database to use; without it the embedded Postgres, and no floor")
+    parser.add_argument("--database-url", help="a migrated database to use instead of a new embedded one")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        server = start(folder, args.database_url)
+    with contextlib.ExitStack() as stack:
+        url = args.database_url
+        if url is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url = stack.enter_context(EmbeddedPostgres(folder / "pg")).url()
+            asyncio.run(migrate(url))
+        server = start(url)
         try:
             for round_ in range(args.rounds):
-                pids = [p for p in driver.tree(server.pid) if b"postgres" not in Path(f"/proc/{p}/cmdline").read_bytes()[:80]]
+                pids = driver.tree(server.pid)
                 asyncio.run(driver.measure(URL, "stream", runs=20, concurrency=4, pids=pids))
                 for scenario, concurrency, runs in (("stream", 1, args.n // 2), ("stream", 20, args.n), ("hitl", 20, args.n)):
                     results.append(asyncio.run(driver.measure(URL, scenario, runs=runs, concurrency=concurrency, pids=pids)))
-                if args.database_url:
-                    results += bare(args.database_url, args.n)
+                results += bare(url, args.n)
                 print(f"round {round_ + 1} of {args.rounds}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
         finally:
             server.send_signal(signal.SIGTERM)
