@@ -69,7 +69,7 @@ async def open_resources(
     """Open everything on the database `url`, which must be migrated. `on_broken` is called when a side task dies."""
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(url, pool_size=settings.database_pool_size))
-        listener = Listener(url)
+        listener = Listener(url, on_connect=database.heal)
         authenticator = Authenticator(settings, database)
         listener.subscribe(KEYS_CHANNEL, authenticator.forget)
         saver = await stack.enter_async_context(Saver.open(database.pool))

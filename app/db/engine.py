@@ -6,6 +6,7 @@ event log. Both speak psycopg 3 to the same database.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Database:
                 yield session
             for action in session.info.pop(AFTER_COMMIT, ()):
                 action()
+
+    def heal(self) -> None:
+        """Replace connections that died, so that nobody else has to find them. Called when the listener has reconnected."""
+        task = asyncio.ensure_future(self.pool.check())
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())
 
 
 def after_commit(tx: AsyncSession, action: Callable[[], object]) -> None:

@@ -20,8 +20,9 @@ Callback = Callable[[str | None], None]
 class Listener:
     """Fans notifications out to callbacks. A callback gets the payload, or None when something may have been missed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_connect: Callable[[], None] = lambda: None) -> None:
         self._url = psycopg_url(url)
+        self._on_connect = on_connect
         self._callbacks: dict[str, list[Callback]] = defaultdict(list)
         self.connected = asyncio.Event()
 
@@ -44,6 +45,7 @@ class Listener:
                     for channel in self._callbacks:
                         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                     self.connected.set()
+                    self._on_connect()
                     delay = 0.1
                     self._tell_all()
                     async for notify in connection.notifies():

@@ -6,7 +6,6 @@ and, to recognise an answer that broke its node, the checkpoint tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
@@ -24,7 +23,8 @@ from app.graphs.review import args_hash
 from app.inbox import decisions, items, permits
 from app.inbox.items import By
 from app.inbox.models import InboxItem, ItemStatus
-from app.inbox.payloads import Kind, Question, breakpoint_value, read, read_breakpoint, value_hash
+from app.inbox.payloads import Kind
+from app.inbox.questions import Asked, Key, asked, stopped_at, tool_message_id
 from app.runs.models import RunStatus
 from app.runs.ports import PendingInterrupt, RunFinished
 from app.threads.models import Thread
@@ -43,31 +43,6 @@ POISONED = text("""
     LIMIT 1
 """)
 
-Key = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question that waits in the state of a thread."""
-
-    interrupt_id: str
-    value: Any
-    hash: str
-    question: Question
-    task_id: str | None = None
-    path: tuple[str, ...] = ()
-    schema: Any = None
-
-    @property
-    def key(self) -> Key:
-        """Identity on its thread: the same interrupt with another value is another question."""
-        return self.interrupt_id, self.hash
-
-    @property
-    def call(self) -> tuple[str | None, int | None]:
-        """The call that is asked about."""
-        return self.question.message_id, self.question.call_index
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -80,26 +55,6 @@ class Origin:
     assistant_version: int
     graph_id: str
     copied_from: UUID | None = None
-
-
-def asked(pending: list[PendingInterrupt]) -> dict[Key, Asked]:
-    """The questions among a state's interrupts, by identity."""
-    found = {}
-    for p in pending:
-        path = (*(part.split(":", 1)[0] for part in p.namespace), p.node)
-        one = Asked(p.interrupt_id, p.value, value_hash(p.value), read(p.value), p.task_id, path, p.response_schema)
-        found[one.key] = one
-    return found
-
-
-def stopped_at(nodes: list[str], checkpoint_id: str | None) -> dict[Key, Asked]:
-    """The question of a static breakpoint: may the graph go on?"""
-    if not nodes:
-        return {}
-    value = breakpoint_value(checkpoint_id, nodes)
-    id_, question = read_breakpoint(value)
-    one = Asked(id_, value, value_hash(value), question, path=tuple(sorted(nodes)))
-    return {one.key: one}
 
 
 class Reconciler:
@@ -286,35 +241,3 @@ class Reconciler:
         except Exception as error:
             log.warning("tool_schema_unknown", assistant_id=str(origin.assistant_id), tool=tool, error=repr(error))
             return None
-
-
-def tool_message_id(values: Any, item: InboxItem) -> str | None:
-    """Id of the tool message that answers the item's call.
-
-    Providers use call ids twice, so only messages between the call's AI message and the next one count, and the second
-    call with an id belongs to the second message with it.
-    """
-    messages = values.get("messages") if isinstance(values, Mapping) else None
-    if item.tool_call_id is None or not isinstance(messages, list):
-        return None
-    start, before = 0, 0
-    if item.message_id is not None:
-        at = next((i for i, m in enumerate(messages) if _get(m, "id") == item.message_id), None)
-        if at is None:
-            return None
-        calls = _get(messages[at], "tool_calls") or []
-        before = sum(call.get("id") == item.tool_call_id for call in calls[: item.call_index or 0])
-        start = at + 1
-    for message in messages[start:]:
-        kind = _get(message, "type")
-        if kind == "ai" and item.message_id is not None:
-            return None
-        if kind == "tool" and _get(message, "tool_call_id") == item.tool_call_id:
-            if before == 0:
-                return str(_get(message, "id")) if _get(message, "id") else None
-            before -= 1
-    return None
-
-
-def _get(message: Any, name: str) -> Any:
-    return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)

@@ -7,6 +7,7 @@ decided inside the finishing transaction, under the run's epoch.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -133,11 +134,11 @@ class Executor:
     ) -> None:
         kwargs = execution.run.kwargs
         subgraphs = bool(kwargs.get("stream_subgraphs"))
-        stream = graph.astream(  # type: ignore[call-overload]
+        stream: AsyncIterator[Any] = graph.astream(
             feed,
             config,
             context=context,
-            stream_mode=encoder.langgraph_modes,
+            stream_mode=encoder.langgraph_modes,  # type: ignore[arg-type]
             subgraphs=subgraphs,
             interrupt_before=kwargs.get("interrupt_before"),
             interrupt_after=kwargs.get("interrupt_after"),

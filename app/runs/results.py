@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from app.codec import dumps
-from app.streaming.log import Frame
+from app.streaming.channel import Frame
 
 
 async def final_result(

@@ -26,7 +26,8 @@ from app.runs.ports import InboxPort
 from app.runs.schemas import RunCreate
 from app.runs.worker import CANCEL_CHANNEL, Worker
 from app.settings import Settings
-from app.streaming.log import EventLog, Frame
+from app.streaming.channel import Frame
+from app.streaming.log import EventLog
 from app.threads.messages import accept_input
 from app.threads.models import Thread, ThreadStatus
 from app.threads.service import ThreadService

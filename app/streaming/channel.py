@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 from weakref import WeakSet
 
+import psycopg
+from psycopg_pool import PoolTimeout
+from sqlalchemy.exc import DBAPIError
+
 if TYPE_CHECKING:
     from app.streaming.log import EventLog
 
@@ -18,6 +22,7 @@ START: Id = (-1, -1)
 MEMORY = 2 * 2**20
 """Bytes of a run that memory keeps for readers; older events are read from the table."""
 BATCH = 500
+OUTAGE = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, DBAPIError)
 ALWAYS = frozenset({"metadata", "error", "end"})
 
 
@@ -171,9 +176,12 @@ class Subscription:
                     return frames
         if not self._look:
             return []
-        # Ask before reading: what a run wrote before it ended is then in the table when we look.
-        over = (self._tick or self._first) and await self._events.ended(self._run_id)
-        frames = await self._events.read_after(self._run_id, self._position, BATCH)
+        try:
+            # Ask before reading: what a run wrote before it ended is then in the table when we look.
+            over = (self._tick or self._first) and await self._events.ended(self._run_id)
+            frames = await self._events.read_after(self._run_id, self._position, BATCH)
+        except OUTAGE:
+            return []  # the stream outlives the outage: the next heartbeat looks again
         self._first = False
         channel = self._topic.channel
         if not frames and channel is not None and self._position < (channel.epoch, 0):
