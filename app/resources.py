@@ -17,7 +17,7 @@ from app.assistants.service import AssistantService
 from app.auth import KEYS_CHANNEL, Authenticator, ensure_bootstrap_key
 from app.db.engine import Database, open_database
 from app.db.listen import Listener
-from app.examples.assistants import EXAMPLES
+from app.examples.assistants import EXAMPLES, PROJECT
 from app.graphs.registry import Graphs
 from app.graphs.saver import Saver
 from app.inbox.feed import InboxFeed
@@ -82,7 +82,7 @@ async def open_resources(
             gate=PostgresEffectGate(database),
             examples=EXAMPLES if settings.examples else (),
         )
-        await graphs.load()
+        await graphs.load(default=PROJECT if settings.examples else None)
         assistants = AssistantService(database, graphs)
         inbox = InboxService(settings=settings, database=database, graphs=graphs)
         threads = ThreadService(database, graphs, assistants, inbox)

@@ -5,11 +5,13 @@ Their model is `default`: a real one where a provider's key is set, else the scr
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
 from app.graphs.registry import SystemAssistant
 
+PROJECT = Path(__file__).parent / "langgraph.json"
 NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 
 WEATHER_SCRIPT: dict[str, Any] = {

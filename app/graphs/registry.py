@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -80,9 +81,9 @@ class Graphs:
         self._compiled: OrderedDict[Key, Graph] = OrderedDict()
         self.tools = ToolRegistry()
 
-    async def load(self) -> None:
-        """Load the project of `settings.config`, if there is one. ProjectError says in one line what is wrong."""
-        path = self._settings.config
+    async def load(self, default: Path | None = None) -> None:
+        """Load the project of `settings.config`, else the default one. ProjectError says in one line what is wrong."""
+        path = self._settings.config or default
         if path is not None:
             self._project = await load_project(path)
             for name, value in self._project.tools.items():
