@@ -18,9 +18,6 @@ from app.codec import dumps
 FLAGS = {"accept": "allow_accept", "edit": "allow_edit", "response": "allow_respond", "ignore": "allow_ignore"}
 """Which flag of a HumanInterrupt's config allows which verb."""
 
-RESUMES_BREAKPOINT = "__breakpoint__"
-"""Key in the answers of a run that says: a static breakpoint was released, go on with no input."""
-
 _NATIVE = {"continue": "accept", "update": "edit", "feedback": "response"}
 _DESCRIPTION = 10_000
 

@@ -25,7 +25,7 @@ from app.inbox.items import By
 from app.inbox.models import InboxItem, ItemStatus
 from app.inbox.payloads import Kind
 from app.inbox.questions import Asked, Key, asked, stopped_at, tool_message_id
-from app.runs.models import RunStatus
+from app.runs.models import Run, RunStatus
 from app.runs.ports import PendingInterrupt, RunFinished
 from app.threads.models import Thread
 
@@ -78,7 +78,8 @@ class Reconciler:
         unknown = {key: q for key, q in questions.items() if key not in {(i.interrupt_id, i.value_hash) for i in known}}
         for key in await self._broken(tx, thread.id, unknown):
             del unknown[key]
-        seen_by = [run.subject] if run.kwargs.get("watched") else []
+        watchers = select(Run.kwargs["watchers"]).where(Run.id == run.id)  # some may have come after the claim
+        seen_by = (await tx.scalar(watchers) or []) if unknown else []
         origin = Origin(
             tenant_id=run.tenant_id,
             thread_id=thread.id,

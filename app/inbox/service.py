@@ -19,11 +19,11 @@ from app.inbox import admission, decisions, items, permits, queries
 from app.inbox.decisions import Decided, Terms
 from app.inbox.items import By, item_json
 from app.inbox.models import InboxItem, ItemStatus
-from app.inbox.payloads import RESUMES_BREAKPOINT, Answer, Kind, to_graph
+from app.inbox.payloads import Answer, Kind, to_graph
 from app.inbox.reconcile import Reconciler
 from app.inbox.schemas import AuditRecord, Counts, ItemQuery
 from app.runs.models import TERMINAL, Run
-from app.runs.ports import PendingInterrupt, ResumeRuns, RunFinished
+from app.runs.ports import BREAKPOINT, PendingInterrupt, ResumeRuns, RunFinished
 from app.runs.schemas import RunCreate
 from app.settings import Settings
 from app.threads.models import Thread
@@ -118,7 +118,7 @@ class InboxService:
                 continue  # delivered by an earlier run; waits for its siblings
             decision = item.decision or {}
             value = to_graph(item.kind, item.value, Answer(decision["type"], decision["args"]))
-            answers[RESUMES_BREAKPOINT if item.kind == Kind.breakpoint else item.interrupt_id] = value
+            answers[BREAKPOINT if item.kind == Kind.breakpoint else item.interrupt_id] = value
         return answers
 
     async def reconcile(self, tx: AsyncSession, outcome: RunFinished) -> None:

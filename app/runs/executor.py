@@ -28,7 +28,7 @@ from app.runs.failures import describe, is_outage
 from app.runs.jobs import Jobs
 from app.runs.models import Run, RunKind, StopReason
 from app.runs.outcome import Outcome, goto_nodes, settle_thread
-from app.runs.ports import InboxPort, RunFinished
+from app.runs.ports import BREAKPOINT, InboxPort, RunFinished
 from app.settings import Settings
 from app.streaming.chunks import ChunkEncoder
 from app.streaming.log import EventLog, RunWriter
@@ -184,6 +184,8 @@ class Executor:
         run = execution.run
         own = self._own_input(run) if run.kind == RunKind.input else Command(resume=execution.answers)
         if run.epoch == 1:
+            if BREAKPOINT in execution.answers:
+                return None
             return own if run.kind == RunKind.input or execution.answers else NOTHING
         snapshot = await graph.aget_state({"configurable": {"thread_id": str(run.thread_id)}})
         asked = {p.interrupt_id for p in pending_interrupts(snapshot)}

@@ -15,6 +15,9 @@ from app.threads.models import Thread
 from app.threads.ports import PendingInterrupt as PendingInterrupt
 from app.threads.ports import ThreadInbox
 
+BREAKPOINT = "__breakpoint__"
+"""Key in the answers of a resume run: a static breakpoint was released, so the graph goes on without input."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:

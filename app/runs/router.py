@@ -41,7 +41,7 @@ Reader = Annotated[Principal, require("runs:read")]
 
 def read(run: Run) -> RunRead:
     """A run as the wire shows it. Who it acts for stays inside."""
-    kwargs = {k: v for k, v in run.kwargs.items() if k != "owner"}
+    kwargs = {k: v for k, v in run.kwargs.items() if k not in ("owner", "watchers")}
     return RunRead(
         run_id=run.id,
         thread_id=run.thread_id,
@@ -100,7 +100,7 @@ async def stream_run(thread_id: UUID, body: RunCreate, runs: Runs, principal: Wr
 
     A run that asks a human ends with the question in `updates` and `values`; it is in the inbox by then.
     """
-    run = await runs.create(principal, thread_id, body)
+    run = await runs.create(principal, thread_id, body, watched=True)
     gone = cancel_on_disconnect(runs, principal, run) if body.on_disconnect == "cancel" else None
     return event_stream(runs.follow(run.id), headers=locations(run, "stream"), on_disconnect=gone)
 
@@ -108,7 +108,7 @@ async def stream_run(thread_id: UUID, body: RunCreate, runs: Runs, principal: Wr
 @router.post("/wait", summary="Start a run and wait for its result", responses={**RESULT, **responses(403, 404, 409, 422)})
 async def wait_run(thread_id: UUID, body: RunCreate, runs: Runs, principal: Writer) -> Response:
     """Make a run and answer with its last values. A newline every few seconds keeps the connection alive."""
-    run = await runs.create(principal, thread_id, body)
+    run = await runs.create(principal, thread_id, body, watched=True)
     return result(runs, run)
 
 

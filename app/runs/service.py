@@ -53,9 +53,10 @@ class RunService:
 
     # -- making runs
 
-    async def create(self, principal: Principal, thread_id: UUID, request: RunCreate) -> Run:
+    async def create(self, principal: Principal, thread_id: UUID, request: RunCreate, *, watched: bool = False) -> Run:
         """Make a run and start it here if there is a free slot; else it waits its turn on the thread or for a slot.
 
+        `watched`: the caller follows it, so that a question it ends in is delivered to the principal.
         Errors: 404 unknown thread or assistant, 409 thread busy or waiting for a human, 422 wrong input or configuration.
         """
         if request.multitask_strategy in UNSUPPORTED:
@@ -63,12 +64,17 @@ class RunService:
         async with self.database.transaction() as tx:
             pinned = await self.assistants.resolve(tx, principal, request.assistant_id)
             kwargs = self._kwargs(principal, pinned, request)
+            if watched:
+                kwargs["watchers"] = [principal.subject]
             thread = await self._thread(tx, principal, thread_id, request)
             await self.threads.refuse_overwriting(tx, thread_id, kwargs.get("input"))
             if thread.status != ThreadStatus.idle or request.resumes:
                 answering = await self.inbox.admit(tx, thread, request, principal)
                 if answering is not None:
-                    return await self._read(tx, principal, thread_id, answering)
+                    run = await self._read(tx, principal, thread_id, answering)
+                    if watched:
+                        run.kwargs = {**run.kwargs, "watchers": [*run.kwargs.get("watchers", ()), principal.subject]}
+                    return run
             busy = thread.status == ThreadStatus.busy and bool(await queue.active(tx, thread_id))
             if busy and request.multitask_strategy == "reject":
                 raise Conflict(
@@ -116,7 +122,7 @@ class RunService:
             .limit(1)
         )
         inherited = dict(asked.kwargs) if asked is not None else {}
-        for key in ("input", "command", "checkpoint", "after_seconds"):
+        for key in ("input", "command", "checkpoint", "after_seconds", "watchers"):
             inherited.pop(key, None)
         if request is not None:
             inherited |= {"stream_mode": list(request.stream_mode), "stream_subgraphs": request.stream_subgraphs}
