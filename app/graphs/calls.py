@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def jobs_of(message: AIMessage) -> list[Job]:
 def settled(reply: AIMessage, history: list[AnyMessage], name: str | None) -> AIMessage:
     """A model's message that can be told apart: an id that the thread does not have yet, and an id for each of its calls.
 
-    Arguments lose what JSON in Postgres cannot hold, so that what a reviewer sees is what runs.
+    Arguments lose what Postgres cannot hold, so that what a reviewer sees is what runs.
     """
     update: dict[str, Any] = {"name": name} if name else {}
     if not reply.id or any(m.id == reply.id for m in history):
@@ -92,11 +93,22 @@ def settled(reply: AIMessage, history: list[AnyMessage], name: str | None) -> AI
         if not job.call["id"] or job.call["id"] in seen:
             change["id"] = f"call_{uuid4().hex[:24]}"
         seen.add(change.get("id") or job.call["id"] or "")
-        if job.error is None and (args := clean(job.call["args"])) != job.call["args"]:
+        if job.error is None and (args := clean(storable(job.call["args"]))) != job.call["args"]:
             change["args"] = args
         if change:
             changes[job.index] = change
     return with_calls(reply, changes) if changes else reply
+
+
+def storable(value: Any) -> Any:
+    """Numbers as JSON and Postgres can hold them: no NaN, no infinity, no integer beyond 64 bits."""
+    if isinstance(value, dict):
+        return {k: storable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [storable(v) for v in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        value = float(value) if abs(value) < 10**300 else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def answered(messages: list[AnyMessage], message: AIMessage) -> set[str]:

@@ -24,7 +24,7 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
-from langgraph.types import Send, interrupt
+from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
 from app.graphs.calls import Caller, Job, answered, jobs_of, last_ai, message_for, settled
@@ -131,7 +131,12 @@ class _Nodes:
             job = Job.parse(state)
             return await self._run(job, config)
         # Sent here without a call, by a client's goto: whatever the last message still waits for.
-        return [await self._run(job, config) for job in self._open(state)]
+        done: list[Command[Any]] = []
+        for job in self._open(state):
+            result = await self._run(job, config)
+            for part in result if isinstance(result, list) else [result]:
+                done.append(part if isinstance(part, Command) else Command(update=part))
+        return done
 
     async def review(self, state: Any) -> dict[str, Any] | None:
         """Ask a human about one call. Runs again from here when the answer comes, so it does nothing else."""
