@@ -176,7 +176,8 @@ class Saver(AsyncPostgresSaver):
         while True:
             await self._work.wait()
             await asyncio.sleep(0)  # let whatever else this turn of the loop writes join
-            batch, self._waiting = self._waiting, []
+            batch = list(self._waiting)
+            self._waiting.clear()  # never replaced: LangGraph may work with a shallow copy of this saver
             self._work.clear()
             if not batch:
                 continue
