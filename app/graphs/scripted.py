@@ -48,7 +48,9 @@ class ScriptedCall(Strict):
 class Rule(Strict):
     """When `if` matches the user's last text, or `after_tool` just answered: call tools, say something, or both."""
 
-    if_: str | None = Field(None, alias="if", description="Regular expression, case ignored. Named groups are placeholders.")
+    if_: str | None = Field(
+        None, alias="if", max_length=2000, description="Regular expression, case ignored. Named groups are placeholders."
+    )
     after_tool: str | None = Field(None, description="Name of the tool whose result is the last message.")
     reply: str | None = None
     tool_calls: list[ScriptedCall] = Field(default_factory=list, max_length=50)
