@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from test_threads import HI, new_thread, ran
+from asgi import HI, new_thread, ran
 
 from app.auth import SCOPES, create_key
 from app.resources import Resources

@@ -8,25 +8,14 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from asgi import HI, new_thread, ran, until
+from sqlalchemy import select
 
-from app.auth import SCOPES, Principal, create_key
+from app.auth import create_key
+from app.inbox.models import InboxItem
 from app.resources import Resources
 
 THREAD = "aaaaaaaa-1111-4111-8111-111111111111"
-HI = {"messages": [{"role": "user", "content": "hi", "id": "m1"}]}
-
-
-async def ran(api: httpx.AsyncClient, thread_id: str, *, mode: str = "ask", graph: str = "ask") -> Any:
-    """The thread after a run; with the mode `ask` it waits for an answer."""
-    done = await api.post(f"/threads/{thread_id}/runs/wait", json={"assistant_id": graph, "input": {**HI, "mode": mode}})
-    assert done.status_code == 200, done.text
-    return (await api.get(f"/threads/{thread_id}")).json()
-
-
-async def new_thread(api: httpx.AsyncClient, **body: Any) -> str:
-    made = await api.post("/threads", json=body)
-    assert made.status_code == 200, made.text
-    return str(made.json()["thread_id"])
 
 
 async def test_a_new_thread_has_the_shape_of_the_wire(api: httpx.AsyncClient) -> None:
@@ -124,15 +113,18 @@ async def test_a_paused_thread_shows_its_question(api: httpx.AsyncClient) -> Non
 
 
 async def test_reading_a_question_is_remembered(api: httpx.AsyncClient, resources: Resources) -> None:
-    thread = await ran(api, await new_thread(api))
-    ((question,),) = thread["interrupts"].values()
-    for path in ("", "/state"):
-        assert (await api.get(f"/threads/{thread['thread_id']}{path}")).status_code == 200
-    item = (await api.get(f"/inbox/{question['id']}")).json()
-    assert item["thread_id"] == thread["thread_id"]
-    async with resources.database.transaction() as tx:
-        seen = await resources.inbox.get(tx, Principal("default", "local", SCOPES), question["id"])
-    assert "local" in seen.seen_by
+    async def seen_by(thread_id: str) -> list[str]:
+        async with resources.database.transaction() as tx:
+            return (await tx.execute(select(InboxItem.seen_by).where(InboxItem.thread_id == UUID(thread_id)))).scalar_one()
+
+    for method, path in (("GET", "/threads/{}"), ("GET", "/threads/{}/state"), ("POST", "/threads/search")):
+        thread_id = await new_thread(api)
+        body = {"assistant_id": "ask", "input": {**HI, "mode": "ask"}}
+        assert (await api.post(f"/threads/{thread_id}/runs", json=body)).status_code == 200
+        await until(api, thread_id, "interrupted")
+        assert await seen_by(thread_id) == []
+        await api.request(method, path.format(thread_id), json={} if method == "POST" else None)
+        assert await seen_by(thread_id) == ["local"]
 
 
 async def test_deletion_withdraws_questions_and_forgets_the_state(api: httpx.AsyncClient) -> None:
