@@ -107,7 +107,8 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.create_task(self._drain(), name="drain")
 
     async def _drain(self) -> None:
-        resources: Resources | None = getattr(self.config.loaded_app.state, "resources", None)
+        # `config.loaded_app` is uvicorn's wrapping of the application, which has no state.
+        resources: Resources | None = getattr(getattr(self.config.app, "state", None), "resources", None)
         try:
             if resources is not None:
                 await resources.drain()
