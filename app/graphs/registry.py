@@ -129,7 +129,7 @@ class Graphs:
             return known
         self._known(graph_id)
         compiled = self._compiled[key] = self._react(config) if graph_id == REACT else self._own(graph_id, config)
-        if len(self._compiled) > CACHED_GRAPHS:
+        while len(self._compiled) > CACHED_GRAPHS:
             self._compiled.popitem(last=False)
         return compiled
 
