@@ -22,6 +22,7 @@ from app.assistants.router import router as assistants_router
 from app.codec import clean, dumps
 from app.dashboard.router import page, wants_page
 from app.errors import AppError, Internal, Invalid, TooLarge, Unavailable
+from app.examples.seed import seed
 from app.inbox.router import router as inbox_router
 from app.observability import RequestId, request_id
 from app.resources import open_resources
@@ -49,6 +50,7 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
         async with open_resources(settings, database_url, on_broken=lambda: app.state.side_task_broke()) as resources:
             app.state.resources = resources
             app.state.authenticator = resources.authenticator
+            await seed(resources)
             yield
 
     app = FastAPI(title="Keyturn", version=__version__, description=DESCRIPTION, lifespan=lifespan)

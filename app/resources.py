@@ -56,6 +56,8 @@ class Resources:
 
     async def drain(self) -> None:
         """Stop taking work, let what runs come to a safe point, and end all streams."""
+        if self.stopping:
+            return
         self.stopping = True
         await self.worker.drain(self.settings.shutdown_seconds)
         self.events.shut()

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from app.auth import any_key
 from app.db.binaries import EmbeddedPostgresError
@@ -80,8 +81,9 @@ async def prepare(settings: Settings, url: str, *, embedded: bool) -> None:
 class Server(uvicorn.Server):
     """uvicorn, told to stop by us."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)
+        self._app = app
         self._settings = settings
         self._stopping: asyncio.Task[None] | None = None
         self.broken = False
@@ -169,7 +171,7 @@ async def _serve(settings: Settings, url: str, listener: socket.socket) -> bool:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
-    server = Server(config, settings)
+    server = Server(app, config, settings)
     app.state.side_task_broke = server.side_task_broke
     await server.serve(sockets=[listener])
     if not server.started:
