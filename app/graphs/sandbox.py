@@ -23,6 +23,8 @@ MAX_OUTPUT = 100_000
 MAX_SOURCE = 50_000
 BUDGET = 1_000_000
 LOOP_COST = 100
+STEP_COST = 20
+MAX_RANGE = 10_000
 MAX_LOOP_DEPTH = 3
 MAX_BRACKETS = 40
 MAX_DEPTH = 80
@@ -87,7 +89,7 @@ def _paid(context: Context, value: Any) -> Any:
         size = _size(value)
         if size > MAX_OUTPUT + 1:
             raise SecurityError("a value in the template grows too large")
-        _pay(context, size)
+        _pay(context, size + STEP_COST)
     return value
 
 
@@ -122,6 +124,13 @@ def _replace(value: Any, old: str, new: str, count: int = -1) -> str:
 
 def _tojson(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def _range(*bounds: int) -> range:
+    found = range(*bounds)
+    if len(found) > MAX_RANGE:
+        raise SecurityError(f"a range may hold {MAX_RANGE} numbers")
+    return found
 
 
 def _round(value: float, precision: int = 0) -> float:
@@ -178,7 +187,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         own: dict[str, Callable[..., Any]] = {"join": _join, "replace": _replace, "round": _round, "tojson": _tojson}
         self.filters = {name: _paying(own.get(name) or FILTERS[name]) for name in ALLOWED_FILTERS}
         self.filters |= {"_paid": _paid, "_loop": _loop, "_concat": _concat}
-        self.globals = {"range": self.globals["range"]}
+        self.globals = {"range": _range}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Arithmetic within limits."""
