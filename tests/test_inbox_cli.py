@@ -78,7 +78,7 @@ def test_the_prompt(live_server: Any, item: dict[str, Any]) -> None:
 def test_an_unknown_item_and_no_server(live_server: Any) -> None:
     unknown = keyturn_inbox(live_server.url, "accept", "00000000-0000-4000-8000-000000000000")
     assert unknown.returncode == 1
-    assert "does not exist" in unknown.stderr
+    assert "There is no inbox item" in unknown.stderr
     nobody = keyturn_inbox("http://127.0.0.1:9", "list")
     assert nobody.returncode == 1
     assert "cannot be reached" in nobody.stderr

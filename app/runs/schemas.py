@@ -20,6 +20,11 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _or_none(value: Any) -> Any:
+    """RemoteGraph sends all fields of a Command, those that were not given empty."""
+    return value or None
+
+
 def _values_mode() -> list[StreamMode]:
     return ["values"]
 
@@ -28,8 +33,12 @@ class Command(WireModel):
     """How to go on from a pause, or how to change state before going on."""
 
     resume: Any = Field(None, description="An answer, or a map of interrupt id to answer.")
-    update: dict[str, Any] | list[Any] | None = Field(None, description="Values to write into the state first.")
-    goto: Any = Field(None, description="Node, or list of nodes or `{node, input}`, to run next.")
+    update: Annotated[dict[str, Any] | list[Any] | None, BeforeValidator(_or_none)] = Field(
+        None, description="Values to write into the state first."
+    )
+    goto: Annotated[Any, BeforeValidator(_or_none)] = Field(
+        None, description="Node, or list of nodes or `{node, input}`, to run next."
+    )
 
 
 class RunConfig(WireModel):

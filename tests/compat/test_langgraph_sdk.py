@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from langgraph import types
 from langgraph.pregel.remote import RemoteGraph
 from langgraph_sdk import get_client, get_sync_client
 from langgraph_sdk.client import LangGraphClient
@@ -153,23 +154,23 @@ async def test_resume_by_id_map(client: LangGraphClient) -> None:
     asked = await client.runs.wait(thread, assistant, input={"messages": [{"role": "user", "content": "both"}]})
     first, second = asked["__interrupt__"]
 
-    with pytest.raises(ConflictError):
-        await client.runs.wait(thread, assistant, command=Command(resume=ACCEPT))
+    with pytest.raises(ConflictError) as several:
+        await client.runs.create(thread, assistant, command=Command(resume=ACCEPT))
+    assert {i["interrupt_id"] for i in several.value.body["items"]} == {first["id"], second["id"]}
     half = await client.runs.wait(thread, assistant, command=Command(resume={first["id"]: ACCEPT}))
     assert [i["id"] for i in half["__interrupt__"]] == [second["id"]]
     refusal = {"type": "response", "args": "This order was returned."}
     final = await client.runs.wait(thread, assistant, command=Command(resume={second["id"]: refusal}))
-    tools = [m for m in final["messages"] if m["type"] == "tool"]
-    assert len(tools) == 2
-    assert "returned" in tools[1]["content"]
+    told = sorted(m["content"] for m in final["messages"] if m["type"] == "tool")
+    assert told == ["Refunded 10.00 on order A1.", "This order was returned."]
     assert final["messages"][-1]["content"] == "Both are settled."
 
-    with pytest.raises(ConflictError):
-        await client.runs.wait(thread, assistant, command=Command(resume={first["id"]: ACCEPT}))
+    with pytest.raises(ConflictError, match="first and decided: accept"):
+        await client.runs.create(thread, assistant, command=Command(resume={first["id"]: {"type": "ignore", "args": None}}))
 
 
 async def test_errors_reach_the_client(client: LangGraphClient) -> None:
-    with pytest.raises(NotFoundError, match="does not exist"):
+    with pytest.raises(NotFoundError, match="not found"):
         await client.threads.get(str(uuid4()))
     thread = await new_thread(client)
     with pytest.raises(NotFoundError):
@@ -269,7 +270,7 @@ async def test_remote_graph(live_server: Any) -> None:
         asked = await graph.ainvoke(REFUND, config)
         [question] = asked["__interrupt__"]
         assert (await graph.aget_state(config)).next == ("review",)
-        final = await graph.ainvoke(Command(resume={question["id"]: ACCEPT}), config)  # type: ignore[arg-type]
+        final = await graph.ainvoke(types.Command(resume={question["id"]: ACCEPT}), config)
         assert final["messages"][-1]["type"] == "ai"
 
 
@@ -281,5 +282,5 @@ def test_synchronous_client(live_server: Any) -> None:
         ignored = {question["id"]: {"type": "ignore", "args": None}}
         final: Any = client.runs.wait(thread, "refund_desk", command=Command(resume=ignored))
         assert [m["type"] for m in final["messages"]] == ["human", "ai", "tool"]
-        with pytest.raises(ConflictError):
-            client.runs.wait(thread, "refund_desk", command=Command(resume=ignored))
+        with pytest.raises(ConflictError, match="first and decided: ignore"):
+            client.runs.create(thread, "refund_desk", command=Command(resume=ignored))
