@@ -137,12 +137,11 @@ class InboxService:
         return await queries.open_exists(tx, thread_id)
 
     async def leave(self, tx: AsyncSession, thread: Thread, reason: str, principal: Principal) -> None:
-        """See `ThreadInbox`. A deleted thread's items are withdrawn, those of a written state superseded."""
-        deleted = reason == "thread_deleted"
-        to = ItemStatus.withdrawn if deleted else ItemStatus.superseded
+        """See `ThreadInbox`. Where nothing is asked any more items are withdrawn, those of a written state are superseded."""
+        to = ItemStatus.superseded if reason == "state_updated" else ItemStatus.withdrawn
         for item in await items.lock(tx, thread.id):
             await decisions.close(tx, item, to, By.human(principal, "thread", reason=reason))
-        if deleted:
+        if reason == "thread_deleted":
             await permits.forget(tx, thread.id)
 
     async def asked(

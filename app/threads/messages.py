@@ -66,6 +66,15 @@ def _is_message(value: dict[str, Any]) -> bool:
     return isinstance(role, str) and (role in ROLES or role.endswith("MessageChunk")) and MESSAGES not in value
 
 
+def _is_private(key: str) -> bool:
+    """Whether a channel belongs to LangGraph or to us. What a client puts there is dropped without a word."""
+    return key.startswith("__")
+
+
+def _is_private_pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and _is_private(item[0])
+
+
 def _is_pair(item: Any) -> bool:
     """Whether an element of a list is a `["messages", value]` pair of an update."""
     return isinstance(item, list) and len(item) == 2 and item[0] == MESSAGES
@@ -82,9 +91,9 @@ class _Acceptor:
         if isinstance(value, dict):
             if _is_message(value):
                 return self.message(value, path)
-            return {key: self.channel(key, item, f"{path}.{key}") for key, item in value.items()}
+            return {key: self.channel(key, item, f"{path}.{key}") for key, item in value.items() if not _is_private(key)}
         if isinstance(value, list):
-            return [self._element(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return [self._element(item, f"{path}.{i}") for i, item in enumerate(value) if not _is_private_pair(item)]
         return value
 
     def channel(self, key: str, value: Any, path: str) -> Any:

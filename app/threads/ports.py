@@ -28,7 +28,11 @@ class ThreadInbox(Protocol):
     """The open questions of a thread. The thread's row is locked by the caller, except for `seen`."""
 
     async def leave(self, tx: AsyncSession, thread: Thread, reason: str, principal: Principal) -> None:
-        """Close the thread's open items before it is deleted (`thread_deleted`) or its state is written (`state_updated`)."""
+        """Close the thread's open items, because of
+
+        `state_updated`, a write from outside: superseded; `turn_ended`, a write that ends the turn: withdrawn;
+        `thread_deleted`: withdrawn, and the thread's permits are forgotten, since a thread of the same id may be made again.
+        """
 
     async def asked(
         self,

@@ -92,11 +92,12 @@ class ThreadStates:
                 await self.threads.refuse_overwriting(
                     tx, thread_id, values, path="values", pinned=pinned, checkpoint=body.base.configurable()
                 )
-            await self.threads.inbox.leave(tx, thread, "state_updated", principal)
+            ends = values is None and body.as_node == "__end__"
+            await self.threads.inbox.leave(tx, thread, "turn_ended" if ends else "state_updated", principal)
             graph = self.threads.graph(pinned)
             config = {"configurable": {"thread_id": str(thread_id), **body.base.configurable()}}
             supersteps = [[StateUpdate(values, body.as_node)]]
-            if values is None and body.as_node == "__end__":
+            if ends:
                 supersteps = [*await self._unanswered(tx, graph, config), *supersteps]
             made = await self._write(tx, graph, config, supersteps)
             self._pin(thread, pinned)

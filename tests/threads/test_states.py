@@ -167,7 +167,7 @@ async def test_a_write_supersedes_the_question(api: httpx.AsyncClient) -> None:
     thread_id = await new_thread(api)
     ((question,),) = (await ran(api, thread_id))["interrupts"].values()
     assert (await write(api, thread_id, values={"answer": "given"}, as_node="ask")).status_code == 200
-    assert (await api.get(f"/inbox/{question['id']}")).json()["status"] in ("superseded", "withdrawn")
+    assert (await api.get(f"/inbox/{question['id']}")).json()["status"] == "superseded"
     assert (await api.get(f"/threads/{thread_id}")).json()["status"] == "idle"
 
 
@@ -199,14 +199,23 @@ async def test_a_thread_without_a_graph_cannot_be_written(api: httpx.AsyncClient
     assert seeded.status_code == 200
 
 
-async def test_a_busy_thread_cannot_be_written_or_deleted(api: httpx.AsyncClient, resources: Resources) -> None:
+async def test_a_running_thread_cannot_be_written_or_deleted(api: httpx.AsyncClient) -> None:
+    thread_id = await new_thread(api, metadata={"graph_id": "slow"})
+    run = (await api.post(f"/threads/{thread_id}/runs", json={"assistant_id": "slow", "input": HI})).json()
+    answers = [await write(api, thread_id, values={"answer": 1}, as_node="wait"), await api.delete(f"/threads/{thread_id}")]
+    assert [(a.status_code, a.json()["code"]) for a in answers] == [(409, "thread_busy")] * 2
+    await api.post(f"/threads/{thread_id}/runs/{run['run_id']}/cancel", params={"wait": True})
+    assert (await api.delete(f"/threads/{thread_id}")).status_code == 204
+
+
+async def test_deletion_cancels_what_only_waits(api: httpx.AsyncClient) -> None:
     thread_id = await new_thread(api)
     await ran(api, thread_id, mode="plain")
     later = {"assistant_id": "ask", "input": HI, "after_seconds": 600}
     assert (await api.post(f"/threads/{thread_id}/runs", json=later)).status_code == 200
-    refused = await write(api, thread_id, values={"answer": 1}, as_node="agent")
-    assert (refused.status_code, refused.json()["code"]) == (409, "thread_busy")
+    assert (await write(api, thread_id, values={"answer": 1}, as_node="agent")).json()["code"] == "thread_busy"
     assert (await api.delete(f"/threads/{thread_id}")).status_code == 204
+    assert (await api.get(f"/threads/{thread_id}/runs")).status_code == 404
 
 
 async def test_a_thread_can_start_with_a_state(api: httpx.AsyncClient) -> None:
@@ -239,7 +248,9 @@ async def test_writing_under_a_gate_needs_the_scope_for_repairs(api: httpx.Async
 
 async def test_ending_a_turn_answers_the_open_calls(api: httpx.AsyncClient) -> None:
     thread_id = await gated_thread(api)
+    (item,) = (await api.get("/inbox", params={"thread_id": thread_id})).json()["items"]
     assert (await write(api, thread_id, values=None, as_node="__end__")).status_code == 200
+    assert (await api.get(f"/inbox/{item['id']}")).json()["status"] == "withdrawn"
     shown = await state(api, thread_id)
     calls = [call["id"] for m in shown["values"]["messages"] for call in m.get("tool_calls") or []]
     answers = [m["tool_call_id"] for m in shown["values"]["messages"] if m["type"] == "tool"]

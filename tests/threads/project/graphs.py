@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from langchain_core.messages import AIMessage
@@ -40,3 +41,12 @@ ask = (
 )
 
 parent = StateGraph(State).add_node("child", ask).add_edge(START, "child").add_edge("child", END).compile()
+
+
+async def wait(state: State) -> dict[str, Any]:
+    """Goes on until it is cancelled."""
+    await asyncio.Event().wait()
+    return {}
+
+
+slow = StateGraph(State).add_node("wait", wait).add_edge(START, "wait").add_edge("wait", END).compile()
