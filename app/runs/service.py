@@ -67,7 +67,9 @@ class RunService:
             if watched:
                 kwargs["watchers"] = [principal.subject]
             thread = await self._thread(tx, principal, thread_id, request)
-            await self.threads.refuse_overwriting(tx, thread_id, kwargs.get("input"))
+            await self.threads.refuse_overwriting(
+                tx, thread_id, kwargs.get("input"), pinned=pinned, checkpoint=kwargs.get("checkpoint")
+            )
             if thread.status != ThreadStatus.idle or request.resumes:
                 answering = await self.inbox.admit(tx, thread, request, principal)
                 if answering is not None:

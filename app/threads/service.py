@@ -236,9 +236,10 @@ class ThreadService:
         brought = named_messages(accepted)
         if not brought:
             return
-        if checkpoint and pinned is not None:
+        named = {k: v for k, v in (checkpoint or {}).items() if k in ("checkpoint_id", "checkpoint_ns") and v}
+        if named and pinned is not None:
             reader = await in_transaction(tx, self.graph(pinned))
-            snapshot = await reader.aget_state({"configurable": {"thread_id": str(thread_id), **checkpoint}})
+            snapshot = await reader.aget_state({"configurable": {"thread_id": str(thread_id), **named}})
             values = jsonable(snapshot.values)
             messages = values.get(MESSAGES) if isinstance(values, dict) else None
             there = [m for m in messages or [] if isinstance(m, dict) and m.get("id") in brought]

@@ -284,3 +284,14 @@ async def test_no_input_overwrites_a_message(api: httpx.AsyncClient) -> None:
     assert (refused.status_code, refused.json()["code"]) == (422, "message_exists")
     repeated = await api.post(f"/threads/{thread_id}/runs/wait", json={"assistant_id": "ask", "input": HI})
     assert repeated.status_code == 200
+
+
+async def test_a_branch_may_bring_the_id_of_the_message_it_replaces(api: httpx.AsyncClient) -> None:
+    thread_id = await new_thread(api)
+    await ran(api, thread_id, mode="plain")
+    history = (await api.post(f"/threads/{thread_id}/history", json={"limit": 10})).json()
+    run = {"assistant_id": "ask", "input": {"messages": [{"role": "user", "content": "edited", "id": "m1"}]}}
+    for at, status in ((history[0], 422), (history[-1], 200)):
+        answer = await api.post(f"/threads/{thread_id}/runs/wait", json={**run, "checkpoint": at["checkpoint"]})
+        assert answer.status_code == status, answer.text
+    assert [m["content"] for m in answer.json()["messages"]] == ["edited", "Hello 1"]
