@@ -41,6 +41,12 @@ class Client:
         headers = {"Accept": "application/json", **({"X-Api-Key": key} if key else {})}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(30.0, read=60.0), trust_env=False)
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
     def pending(self) -> list[dict[str, Any]]:
         """All pending items, oldest first."""
         items: list[dict[str, Any]] = []
@@ -119,20 +125,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out a parsed command. Returns the exit status."""
     settings = Settings()
-    client = Client(args.url or f"http://{settings.host}:{settings.port}", args.key)
     try:
-        if args.action is None:
-            return _interactive(client)
-        if args.action == "list":
-            return _list(client, as_json=args.json)
-        item = client.item(args.id)
-        verb = "response" if args.action == "respond" else args.action
-        answer: Any = None
-        if verb == "edit":
-            answer = _edited(item, args.arguments)
-        elif verb == "response":
-            answer = args.text
-        return _follow(client, item, client.answer(item, verb, answer))
+        with Client(args.url or f"http://{settings.host}:{settings.port}", args.key) as client:
+            return _carry_out(client, args)
     except Failure as error:
         print(plain(str(error)), file=sys.stderr)
     except httpx.HTTPError as error:
@@ -141,6 +136,21 @@ def run(args: argparse.Namespace) -> int:
         print()
         return 130
     return 1
+
+
+def _carry_out(client: Client, args: argparse.Namespace) -> int:
+    if args.action is None:
+        return _interactive(client)
+    if args.action == "list":
+        return _list(client, as_json=args.json)
+    item = client.item(args.id)
+    verb = "response" if args.action == "respond" else args.action
+    answer: Any = None
+    if verb == "edit":
+        answer = _edited(item, args.arguments)
+    elif verb == "response":
+        answer = args.text
+    return _follow(client, item, client.answer(item, verb, answer))
 
 
 def main(argv: list[str] | None = None) -> int:

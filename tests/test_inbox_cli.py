@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.inbox_cli import plain, summary
+from app.inbox_cli import main, plain, summary
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,9 +31,27 @@ def item(live_server: Any) -> dict[str, Any]:
     return found
 
 
-def keyturn_inbox(url: str, *args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app.inbox_cli", "--url", url, *args]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+@dataclass
+class Done:
+    """What a command printed and returned."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def keyturn_inbox(url: str, *args: str, typed: str = "") -> Done:
+    """The command, without the second that a new interpreter takes."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(typed))
+        code = main(["--url", url, *args])
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def test_the_command_of_keyturn(live_server: Any) -> None:
+    command = [sys.executable, "-m", "app.cli", "inbox", "--url", live_server.url, "list"]
+    subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, check=True)
 
 
 def test_list_and_accept(live_server: Any, item: dict[str, Any]) -> None:
