@@ -31,6 +31,7 @@ COMMON_WORDS = (
     "or our she so tell that the their them they this to us was we were what when where which who why will with would you "
     "your about remember"
 )
+ENDINGS = frozenset(("s", "es", "d", "ed", "ing", "ly", "er", "ers", "n", "en"))
 STOPWORDS = frozenset(COMMON_WORDS.split())
 
 
@@ -90,11 +91,14 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _score(words: frozenset[str], item: SearchItem) -> int:
-    """How many of the words a memory has. Longer words also match as the beginning of another: `colour`, `colours`."""
+    """How many of the words a memory has, in any of their usual endings."""
     has = _words(_text(item.value))
-    return sum(
-        w in has or (len(w) > 3 and any(h.startswith(w) or (len(h) > 3 and w.startswith(h)) for h in has)) for w in words
-    )
+    return sum(word in has or any(_same(word, other) for other in has) for word in words)
+
+
+def _same(a: str, b: str) -> bool:
+    short, long = sorted((a, b), key=len)
+    return len(short) > 2 and long.startswith(short) and long[len(short) :] in ENDINGS
 
 
 def _text(value: Mapping[str, Any]) -> str:

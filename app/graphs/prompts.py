@@ -61,8 +61,10 @@ class SystemPrompt:
         text = self._text
         if self._template is not None:
             owner = str(configurable.get("user_id") or "")
+            given = dict(context) if isinstance(context, Mapping) else {}
             variables: dict[str, Any] = {
-                "context": context if isinstance(context, Mapping) else {},
+                # Who the user is, the server says, whatever a client wrote into the context.
+                "context": {**given, "user_id": owner} if "user_id" in given else given,
                 "memories": [{"key": m.key, "text": m.text, "created_at": m.created_at} for m in memories],
                 "now": datetime.now(UTC),
                 "thread_id": str(configurable.get("thread_id") or ""),

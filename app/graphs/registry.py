@@ -83,6 +83,11 @@ class Graphs:
 
     async def load(self, default: Path | None = None) -> None:
         """Load the project of `settings.config`, else the default one. ProjectError says in one line what is wrong."""
+        if model := self._settings.default_model:
+            try:
+                self.validate(REACT, {"configurable": {"model": model}})
+            except Invalid as error:
+                raise ProjectError(f"KEYTURN_DEFAULT_MODEL: {error.extra['errors'][0]['message']}") from None
         path = self._settings.config or default
         if path is not None:
             self._project = await load_project(path)

@@ -79,6 +79,9 @@ async def test_a_search_finds_words_and_nothing_else(store: AsyncPostgresStore) 
     assert await found("DOG colour") == ["2", "1"] or await found("DOG colour") == ["1", "2"]
     assert await found("what is my") == []
     assert await found("cat") == []
+    assert await found("dogs") == ["2"], "in any of their usual endings"
+    assert await found("named dogma") == ["2"]
+    assert await found("dogma") == [], "but not as the beginning of another word"
     assert await found("") == ["3", "2", "1"]
     assert await found("favourite blue dog", limit=1) == ["1"]
 

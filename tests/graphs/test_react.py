@@ -184,6 +184,11 @@ async def test_a_template_sees_its_variables(agents: Agents) -> None:
     assert messages[-1].text == f"kind alice alice True 0 user:hi {agent.thread_id}"
 
 
+async def test_the_server_says_who_the_user_is(agents: Agents) -> None:
+    agent = agents.agent(model=ECHO, prompt={"type": "template", "text": "{{ context.user_id }}"})
+    assert (await agent.say("hi", context={"user_id": "mallory"}))[-1].text == "alice"
+
+
 async def test_a_text_is_not_a_template(agents: Agents) -> None:
     assert (await agents.agent(model=ECHO, prompt="{{ user }} {x}").say("hi"))[-1].text == "{{ user }} {x}"
 

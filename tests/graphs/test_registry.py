@@ -10,7 +10,9 @@ from graphs.harness import Agents
 
 from app.errors import Invalid
 from app.examples.assistants import EXAMPLES
+from app.graphs.project import ProjectError
 from app.graphs.registry import CACHED_GRAPHS, Graphs
+from app.settings import Settings
 
 DESK: dict[str, Any] = {
     "configurable": {
@@ -108,3 +110,14 @@ async def test_the_examples_are_valid(agents: Agents) -> None:
     for assistant in graphs.system:
         graphs.validate(assistant.graph_id, assistant.config, assistant.context)
         graphs.graph(assistant.graph_id, (assistant.id, 1), assistant.config)
+
+
+@pytest.mark.parametrize("model", ["nobody:x", "openai", ""])
+async def test_a_default_model_that_cannot_work_stops_the_start(agents: Agents, model: str) -> None:
+    agents.settings = Settings(default_model=model)
+    graphs = agents.graphs()
+    if model:
+        with pytest.raises(ProjectError, match="KEYTURN_DEFAULT_MODEL: "):
+            await graphs.load()
+    else:
+        await graphs.load()
