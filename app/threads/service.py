@@ -5,11 +5,10 @@ Every method works in the caller's transaction. Knows no HTTP, and of the inbox 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, column, delete, exists, func, literal, select, table, text, update
+from sqlalchemy import ColumnElement, Select, bindparam, column, delete, exists, func, literal, select, table, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,13 +17,13 @@ from uuid_utils.compat import uuid7
 
 from app.assistants.service import AssistantService, Pinned
 from app.auth import Principal, owned
-from app.codec import jsonable
 from app.db.engine import Database
-from app.errors import AppError, BadRequest, Conflict, Invalid, NotFound
+from app.errors import AppError, BadRequest, Conflict, NotFound
 from app.graphs.registry import Graphs
 from app.threads.checkpoints import Graph, copy_checkpoints, delete_checkpoints, in_transaction
-from app.threads.messages import MESSAGES, named_messages
+from app.threads.messages import named_messages
 from app.threads.models import Thread, ThreadStatus
+from app.threads.overwriting import messages_in, refuse_others, stored_messages
 from app.threads.ports import ThreadInbox
 from app.threads.schemas import ATTRIBUTES, ThreadFilter, ThreadSearch
 from app.threads.state import sync_from_snapshot
@@ -32,6 +31,15 @@ from app.threads.state import sync_from_snapshot
 # Threads know no runs. These are the few columns that deletion reads.
 RUNS = table("runs", column("id"), column("thread_id"), column("status"))
 EVENTS = table("run_events", column("run_id"))
+
+LOCK = (
+    select(Thread)
+    .where(Thread.tenant_id == bindparam("tenant"), Thread.id == bindparam("id"))
+    .options(defer(Thread.values, raiseload=True))
+    .with_for_update()
+    .execution_options(populate_existing=True)
+)
+"""Before every run: built once."""
 
 
 class ThreadService:
@@ -70,13 +78,7 @@ class ThreadService:
 
     async def lock(self, tx: AsyncSession, principal: Principal, thread_id: UUID) -> Thread:
         """The thread, locked until the transaction ends; NotFound if it is somebody else's. Its `values` are not loaded."""
-        thread = await tx.scalar(
-            owned(Thread, principal)
-            .where(Thread.id == thread_id)
-            .options(defer(Thread.values, raiseload=True))
-            .with_for_update()
-            .execution_options(populate_existing=True)
-        )
+        thread = await tx.scalar(LOCK, {"tenant": principal.tenant, "id": thread_id})
         if thread is None:
             raise _missing(thread_id)
         return thread
@@ -239,32 +241,10 @@ class ThreadService:
         named = {k: v for k, v in (checkpoint or {}).items() if k in ("checkpoint_id", "checkpoint_ns") and v}
         if named and pinned is not None:
             reader = await in_transaction(tx, self.graph(pinned))
-            snapshot = await reader.aget_state({"configurable": {"thread_id": str(thread_id), **named}})
-            values = jsonable(snapshot.values)
-            messages = values.get(MESSAGES) if isinstance(values, dict) else None
-            there = [m for m in messages or [] if isinstance(m, dict) and m.get("id") in brought]
+            there = messages_in(await reader.aget_state({"configurable": {"thread_id": str(thread_id), **named}}))
         else:
-            there = await self._messages(tx, thread_id, brought)
-        for known in there:
-            new = brought[known["id"]]
-            if (new.get("type"), new.get("content")) != (known.get("type"), known.get("content")):
-                raise Invalid.field(
-                    f"{path}.messages", f"the id {known['id']} is that of another message; leave it out", code="message_exists"
-                )
-
-    async def _messages(self, tx: AsyncSession, thread_id: UUID, ids: Collection[str]) -> list[dict[str, Any]]:
-        found = await tx.scalars(
-            text(
-                """
-                SELECT m FROM threads,
-                    jsonb_array_elements(CASE jsonb_typeof("values"->'messages') WHEN 'array' THEN "values"->'messages'
-                                         ELSE '[]'::jsonb END) AS m
-                WHERE id = :id AND m->>'id' = ANY(:ids)
-                """
-            ),
-            {"id": thread_id, "ids": list(ids)},
-        )
-        return list(found.all())
+            there = await stored_messages(tx, thread_id, brought)
+        refuse_others(brought, there, path)
 
     # ---------------------------------------------------------------------------------------------------------------
 
