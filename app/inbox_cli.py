@@ -243,17 +243,18 @@ def _edited(item: dict[str, Any], text: str) -> dict[str, Any]:
 def _follow(client: Client, item: dict[str, Any], run_id: str) -> int:
     """Print the rest of the run as it comes. Returns the exit status."""
     transcript = Transcript()
-    failed = False
+    failed = asks = False
     for event, data in client.events(item["thread_id"], run_id):
+        asks = asks or (isinstance(data, dict) and "__interrupt__" in data)
         if event == "messages":
             transcript.add(data[0])
         elif event == "values" and isinstance(data.get("messages"), list):
             transcript.values(data["messages"])
-        elif event == "updates" and "__interrupt__" in data:
-            transcript.note("The agent asks again.")
         elif event == "error":
             failed = True
             transcript.note(f"The run failed: {data['message']}")
+    if asks:
+        transcript.note("The agent asks again.")
     print()
     return 1 if failed else 0
 
