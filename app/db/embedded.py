@@ -137,6 +137,10 @@ class EmbeddedPostgres:
 
     def _prepare_home(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
+        if self._account and not can_enter(self._account, self.home.parent):
+            raise EmbeddedPostgresError(
+                f"Postgres runs as {self._account.name}, who cannot enter {self.home.parent}. Name another --data-dir."
+            )
         known = {"lock", "users", "s", "cmd.log", "lost+found"}
         foreign = [
             p.name for p in self.home.iterdir() if p.name not in known and not p.name.startswith(("pg", "binaries-", "."))
