@@ -23,8 +23,11 @@ from pydantic import Field
 from app.codec import clean
 
 NAMESPACE = ("memories",)
-NEWEST = 1000
+SEARCHED = 1000
 """How many memories a search looks through, newest first."""
+
+RECALLED = 200
+"""The same for the prompt, which is made anew for every call of the model."""
 
 COMMON_WORDS = (
     "a an and any are at be by can could did do does for from had has have he her his how i if in is it its know me my of on "
@@ -64,7 +67,7 @@ def namespace_of(config: RunnableConfig, prefix: Sequence[str] = NAMESPACE) -> t
 
 async def recall(store: BaseStore, namespace: tuple[str, ...], query: str, limit: int) -> list[Remembered]:
     """Memories for the prompt: those that share words with the query first, then the newest."""
-    items = await _newest(store, namespace)
+    items = await _newest(store, namespace, RECALLED)
     scores = {item.key: _score(_words(query), item) for item in items}
     return [_remembered(i) for i in sorted(items, key=lambda i: -scores[i.key])[:limit]]
 
@@ -72,15 +75,15 @@ async def recall(store: BaseStore, namespace: tuple[str, ...], query: str, limit
 async def search(store: BaseStore, namespace: tuple[str, ...], query: str, limit: int) -> list[Remembered]:
     """Memories that share a word with the query, best first. A query without words finds the newest."""
     words = _words(query)
-    items = await _newest(store, namespace)
+    items = await _newest(store, namespace, SEARCHED)
     if not re.search(r"\w", query):
         return [_remembered(i) for i in items[:limit]]
     scored = sorted(((_score(words, item), item) for item in items), key=lambda pair: -pair[0])
     return [_remembered(item) for score, item in scored if score > 0][:limit]
 
 
-async def _newest(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:
-    items = await store.asearch(namespace, limit=NEWEST)
+async def _newest(store: BaseStore, namespace: tuple[str, ...], limit: int) -> list[SearchItem]:
+    items = await store.asearch(namespace, limit=limit)
     # A search by prefix finds deeper namespaces too, which are not this owner's.
     return sorted((i for i in items if tuple(i.namespace) == namespace), key=lambda i: i.updated_at, reverse=True)
 

@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 import pytest
-from graphs.harness import ACCEPT, Agents, paired, results, script
+from graphs.harness import ACCEPT, Agents, edit, paired, results, script
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.errors import GraphRecursionError
+from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 
 from app.graphs.calls import settled, storable
@@ -106,13 +107,15 @@ async def test_a_failing_call_does_not_hide_its_siblings(agents: Agents) -> None
     paired(messages)
 
 
-async def test_a_tool_that_returns_a_command(agents: Agents) -> None:
+@pytest.mark.parametrize("reviewed", [False, True], ids=["free", "gated"])
+async def test_a_tool_that_writes_the_state_by_itself(agents: Agents, reviewed: bool) -> None:
     graphs = agents.graphs()
 
     @tool
-    async def note(text: str) -> Any:
-        """Writes the state by itself."""
-        return [Command(update={"messages": [HumanMessage(text)]}), ToolMessage("noted", tool_call_id="call")]
+    async def note(text: str, runtime: ToolRuntime[Any, Any]) -> Any:
+        """Returns commands."""
+        told = ToolMessage([{"type": "text", "text": text}], tool_call_id=runtime.tool_call_id)
+        return [Command(update={"messages": [told]})]
 
     @tool
     async def careless(text: str) -> Any:
@@ -121,9 +124,17 @@ async def test_a_tool_that_returns_a_command(agents: Agents) -> None:
 
     graphs.tools.add("note", note)
     graphs.tools.add("careless", careless)
-    messages = await agents.agent(graphs=graphs, model=script(("careless", {"text": "x"})), tools=["careless"]).say()
+    rules: dict[str, Any] = {"review": {"tools": {"note": {}, "careless": {}}}} if reviewed else {}
+    calls = script(("note", {"text": "x"}), ("careless", {"text": "x"}))
+    agent = agents.agent(graphs=graphs, model=calls, tools=["note", "careless"], **rules)
+    messages = await agent.say()
+    if reviewed:
+        messages = await agent.decide({0: edit("note", text="y"), 1: ACCEPT})
+        assert results(messages)[0].text.startswith("y")
+        assert "a reviewer changed text" in results(messages)[0].text
+        assert [p["receipt"]["status"] for p in await agent.permits()] == ["success", "error"]
+    assert [r.status for r in results(messages)] == ["success", "error"]
     paired(messages)
-    assert results(messages)[0].status == "error"
 
 
 async def test_an_endless_loop_ends_in_the_limit(agents: Agents) -> None:
