@@ -134,8 +134,7 @@ class Rule:
 
     def answer_schema(self) -> dict[str, Any]:
         """JSON Schema of the answers that are allowed."""
-        schema = dict(self.schema)
-        definitions = schema.pop("$defs", None)
+        schema = _inlined({k: v for k, v in self.schema.items() if k != "$defs"}, self.schema.get("$defs") or {})
         shapes: dict[str, dict[str, Any]] = {
             "accept": {"anyOf": [{"type": "null"}, _object(action={"const": self.tool}, args={"type": "object"})]},
             "edit": _object(action={"const": self.tool}, args=schema),
@@ -147,7 +146,7 @@ class Rule:
             for verb, flag in VERBS.items()
             if self.config[flag]
         ]
-        return {"title": "HumanResponse", "anyOf": allowed} | ({"$defs": definitions} if definitions else {})
+        return {"title": "HumanResponse", "anyOf": allowed}
 
     def _describe(self, args: Mapping[str, Any]) -> str:
         if self._description is not None:
@@ -163,6 +162,19 @@ class Rule:
 
 def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """The schema without references, since pydantic publishes only its own. What refers to itself may be anything."""
+    if isinstance(schema, list):
+        return [_inlined(part, definitions, within) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        name = reference.removeprefix("#/$defs/")
+        return {} if name in within else _inlined(definitions.get(name, {}), definitions, (*within, name))
+    return {k: _inlined(v, definitions, within) for k, v in schema.items()}
 
 
 def with_calls(
