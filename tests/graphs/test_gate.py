@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.errors import UnknownInterruptError
 from langgraph.types import Command, Send, interrupt
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 RULES = {"tools": {"pay": {}, "wipe": {}, "mail": {}}}
 TOOLS = ["pay", "wipe", "mail", "peek"]
@@ -92,6 +92,35 @@ async def test_the_question_is_a_list_of_one_human_interrupt(agents: Agents) -> 
     ]
     assert isinstance(question.response_schema, dict)
     assert [s["properties"]["type"]["const"] for s in question.response_schema["anyOf"]] == ["accept", "response", "ignore"]
+
+
+class Line(BaseModel):
+    """A part of an order."""
+
+    item: str
+    count: int = 1
+    parts: list[Line] = []
+
+
+async def test_nested_arguments_can_be_asked_and_edited(agents: Agents) -> None:
+    graphs = agents.graphs()
+
+    @tool
+    async def order(lines: list[Line]) -> str:
+        """Orders things."""
+        agents.effects.append(("order", {"items": [line.item for line in lines]}))
+        return "ordered"
+
+    graphs.tools.add("order", order)
+    call = ("order", {"lines": [{"item": "tea", "parts": [{"item": "leaf"}]}]})
+    agent = agents.agent(graphs=graphs, model=script(call), tools=["order"], review={"tools": {"order": {}}})
+    await agent.say()
+    (question,) = await agent.questions()
+    assert "$ref" not in str(question.response_schema)
+    with pytest.raises(ValidationError, match="count"):
+        await agent.run(Command(resume={question.id: edit("order", lines=[{"item": "mate", "count": "two"}])}))
+    await agent.decide({0: edit("order", lines=[{"item": "mate"}])})
+    assert agents.effects == [("order", {"items": ["mate"]})]
 
 
 async def test_nothing_gated_runs_before_all_siblings_are_decided(agents: Agents) -> None:
