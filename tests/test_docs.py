@@ -11,16 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from fastapi.routing import APIRoute
-
 from app import errors
-from app.main import create_app
+from app.inbox.decisions import ENDS
+from app.main import HTTP_CODES, create_app
 from app.runs.schemas import StreamMode
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-NOT_OURS = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 
 
 def section(name: str, text: str | None = None) -> str:
@@ -44,39 +42,43 @@ def settings_table() -> str:
 def routes_table() -> str:
     """Every route with its summary."""
     rows = ["| route | |", "|---|---|"]
-    for method, route in routes():
-        rows.append(f"| `{method} {route.path}` | {route.summary} |")
+    for path, operations in create_app(Settings(), "postgresql://nowhere").openapi()["paths"].items():
+        rows += [f"| `{method.upper()} {path}` | {operation['summary']} |" for method, operation in operations.items()]
     return "\n".join(rows) + "\n"
-
-
-def routes() -> Iterator[tuple[str, APIRoute]]:
-    """All routes of the application."""
-    for route in create_app(Settings(), "postgresql://nowhere").routes:
-        if isinstance(route, APIRoute) and route.path not in NOT_OURS:
-            for method in sorted(route.methods):
-                yield method, route
 
 
 def error_codes() -> set[str]:
     """Every code that the source can put into an error body or a run's error."""
     codes = {cls.code for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.AppError)}
+    codes |= {*HTTP_CODES.values(), *(status.value for status in ENDS)}
     for file in (ROOT / "app").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        tree = ast.parse(file.read_text("utf-8"))
+        helpers = {
+            node.name: [argument.arg for argument in node.args.args].index("code")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and "code" in [argument.arg for argument in node.args.args]
+        }
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                codes |= set(_codes(node))
+                codes |= set(_of_call(node, helpers))
+            elif isinstance(node, ast.Dict):
+                pairs = zip(node.keys, node.values, strict=True)
+                codes |= {c for key, value in pairs if _constant(key) == "code" and (c := _constant(value))}
     return codes
 
 
-def _codes(call: ast.Call) -> Iterator[str]:
+def _of_call(call: ast.Call, helpers: dict[str, int]) -> Iterator[str]:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    first = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    arguments = [_constant(argument) for argument in call.args]
     if isinstance(call.func, ast.Attribute) and name == "of" and getattr(call.func.value, "id", "") == "NotFound":
-        yield f"{str(first).lower().replace(' ', '_')}_not_found"
-    if name == "ModelError" and isinstance(first, str):
-        yield first
-    for keyword in call.keywords:
-        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
-            yield keyword.value.value
+        yield f"{arguments[0]}_not_found".lower().replace(" ", "_")
+    at = {"ModelError": 0, **helpers}.get(name, len(arguments))
+    yield from filter(None, arguments[at : at + 1])
+    yield from filter(None, (_constant(keyword.value) for keyword in call.keywords if keyword.arg == "code"))
+
+
+def _constant(node: ast.expr | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def documented_codes() -> list[str]:
