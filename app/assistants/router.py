@@ -17,7 +17,7 @@ from app.wire import page_headers, reply
 router = APIRouter(prefix="/assistants", tags=["Assistants"])
 
 
-def service(request: Request) -> AssistantService:
+async def service(request: Request) -> AssistantService:
     """The service of this process."""
     found: AssistantService = request.app.state.resources.assistants
     return found

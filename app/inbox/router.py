@@ -22,7 +22,7 @@ from app.wire import reply
 router = APIRouter(prefix="/inbox", tags=["inbox"])
 
 
-def service(request: Request) -> InboxService:
+async def service(request: Request) -> InboxService:
     """The service of this process."""
     inbox: InboxService = request.app.state.resources.inbox
     return inbox

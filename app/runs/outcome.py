@@ -16,6 +16,13 @@ from app.streaming.chunks import ChunkEncoder
 from app.threads.models import Thread, ThreadStatus
 from app.threads.state import pending_interrupts, public
 
+SETTLE = text("""
+UPDATE threads SET status = :status, interrupts = CAST(:interrupts AS jsonb), error = CAST(:error AS jsonb),
+    "values" = coalesce(CAST(:values AS jsonb), "values"), assistant_id = :assistant_id,
+    assistant_version = :version, graph_id = :graph_id, updated_at = now(), state_updated_at = now()
+WHERE id = :id
+""")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -113,12 +120,7 @@ async def settle_thread(
     """Write what the run left behind to its (locked) thread."""
     values = outcome.values
     await tx.execute(
-        text("""
-            UPDATE threads SET status = :status, interrupts = CAST(:interrupts AS jsonb), error = CAST(:error AS jsonb),
-                "values" = coalesce(CAST(:values AS jsonb), "values"), assistant_id = :assistant_id,
-                assistant_version = :version, graph_id = :graph_id, updated_at = now(), state_updated_at = now()
-            WHERE id = :id
-        """),
+        SETTLE,
         {
             "id": thread.id,
             "status": ThreadStatus.busy if busy else thread_status(outcome),

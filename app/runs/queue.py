@@ -13,8 +13,9 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from sqlalchemy import select, text
+from sqlalchemy import Executable, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from app.runs.models import TRANSITIONS, Run, RunStatus, StopReason
 from app.threads.models import Thread
@@ -34,6 +35,51 @@ CLAIMED = f"""
 DUE = "status = 'pending' AND (not_before IS NULL OR not_before <= now())"
 ORDER = "(kind = 'resume') DESC, created_at, id"
 
+INSERT = select(Run).from_statement(
+    text(f"""
+INSERT INTO runs (id, tenant_id, thread_id, assistant_id, assistant_version, graph_id, subject, kind, kwargs, metadata,
+    multitask_strategy, status, epoch, attempts, owner, lease_until, started_at, base_checkpoint_id, not_before)
+SELECT :id, :tenant_id, :thread_id, :assistant_id, :assistant_version, :graph_id, :subject, :kind,
+    CAST(:kwargs AS jsonb), CAST(:metadata AS jsonb), :strategy,
+    CASE WHEN c THEN 'running' ELSE 'pending' END, c::int, c::int, :owner,
+    CASE WHEN c THEN now() + make_interval(secs => :lease) END, CASE WHEN c THEN now() END,
+    CASE WHEN c THEN {HEAD_CHECKPOINT} END, now() + make_interval(secs => CAST(:delay AS float8))
+FROM (SELECT CAST(:claimed AS boolean) AS c) AS claim
+RETURNING *
+""")
+)
+
+
+def _claim(kind: str) -> Executable:
+    return select(Run).from_statement(
+        text(f"""
+UPDATE runs SET {CLAIMED} WHERE id = (
+    SELECT id FROM runs WHERE thread_id = :thread_id AND status = 'running' AND lease_until < now()
+    UNION ALL
+    (SELECT id FROM runs WHERE thread_id = :thread_id AND {DUE} {kind}
+       AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_id = :thread_id AND r.status = 'running')
+     ORDER BY {ORDER} LIMIT 1)
+    LIMIT 1
+) RETURNING *
+        """)
+    )
+
+
+LOCK = (
+    select(Thread)
+    .where(Thread.id == bindparam("thread_id"))
+    .options(defer(Thread.values, raiseload=True))  # it may be large, and nobody here needs it
+    .with_for_update()
+    .execution_options(populate_existing=True)
+)
+FINISH = text("""
+UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS jsonb), owner = NULL,
+    lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
+WHERE id = :id AND epoch = :epoch AND status = 'running'
+""")
+CLAIM = _claim("")
+CLAIM_ANSWERS = _claim("AND kind = 'resume'")
+
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
@@ -51,7 +97,7 @@ def check(before: str, after: RunStatus) -> None:
 
 async def lock_thread(tx: AsyncSession, thread_id: UUID) -> Thread | None:
     """Lock a thread's row without asking whose it is: for the engine, which acts on what was admitted before."""
-    return await tx.scalar(select(Thread).where(Thread.id == thread_id).with_for_update())
+    return await tx.scalar(LOCK, {"thread_id": thread_id})
 
 
 async def insert(tx: AsyncSession, run: Run, claimant: Claimant | None) -> Run:
@@ -75,19 +121,8 @@ async def insert(tx: AsyncSession, run: Run, claimant: Claimant | None) -> Run:
     }
     if claimant:
         values |= {"owner": claimant.owner, "lease": claimant.lease}
-    statement = text(f"""
-        INSERT INTO runs (id, tenant_id, thread_id, assistant_id, assistant_version, graph_id, subject, kind, kwargs, metadata,
-            multitask_strategy, status, epoch, attempts, owner, lease_until, started_at, base_checkpoint_id, not_before)
-        SELECT :id, :tenant_id, :thread_id, :assistant_id, :assistant_version, :graph_id, :subject, :kind,
-            CAST(:kwargs AS jsonb), CAST(:metadata AS jsonb), :strategy,
-            CASE WHEN c THEN 'running' ELSE 'pending' END, c::int, c::int, :owner,
-            CASE WHEN c THEN now() + make_interval(secs => :lease) END, CASE WHEN c THEN now() END,
-            CASE WHEN c THEN {HEAD_CHECKPOINT} END, now() + make_interval(secs => CAST(:delay AS float8))
-        FROM (SELECT CAST(:claimed AS boolean) AS c) AS claim
-        RETURNING *
-    """)
     values["delay"] = run.kwargs.get("after_seconds") or None
-    inserted: Run = (await tx.execute(select(Run).from_statement(statement), values)).scalar_one()
+    inserted: Run = (await tx.execute(INSERT, values)).scalar_one()
     return inserted
 
 
@@ -98,18 +133,8 @@ async def claim_next(tx: AsyncSession, thread: Thread, claimant: Claimant, *, pa
     human, so that only answers may run.
     """
     params = {"thread_id": thread.id, "owner": claimant.owner, "lease": claimant.lease}
-    kind = "AND kind = 'resume'" if paused else ""
-    statement = text(f"""
-        UPDATE runs SET {CLAIMED} WHERE id = (
-            SELECT id FROM runs WHERE thread_id = :thread_id AND status = 'running' AND lease_until < now()
-            UNION ALL
-            (SELECT id FROM runs WHERE thread_id = :thread_id AND {DUE} {kind}
-               AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_id = :thread_id AND r.status = 'running')
-             ORDER BY {ORDER} LIMIT 1)
-            LIMIT 1
-        ) RETURNING *
-    """)
-    return (await tx.execute(select(Run).from_statement(statement), params)).scalar_one_or_none()
+    query = CLAIM_ANSWERS if paused else CLAIM
+    return (await tx.execute(query, params)).scalar_one_or_none()
 
 
 async def renew(tx: AsyncSession, claimant: Claimant, held: list[UUID]) -> dict[UUID, tuple[int, str | None]]:
@@ -133,11 +158,7 @@ async def finish(
     """End a running run under its epoch. False when the run is not this process' any more: discard everything."""
     check(RunStatus.running, status)
     row = await tx.execute(
-        text("""
-            UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS jsonb), owner = NULL,
-                lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
-            WHERE id = :id AND epoch = :epoch AND status = 'running'
-        """),
+        FINISH,
         {
             "id": run.id,
             "epoch": run.epoch,

@@ -28,7 +28,7 @@ RESULT: dict[int | str, dict[str, Any]] = {
 }
 
 
-def service(request: Request) -> RunService:
+async def service(request: Request) -> RunService:
     """The service of this process."""
     runs: RunService = request.app.state.resources.runs
     return runs

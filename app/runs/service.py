@@ -33,6 +33,10 @@ from app.threads.models import Thread, ThreadStatus
 from app.threads.service import ThreadService
 
 UNSUPPORTED = ("interrupt", "rollback")
+BUSY = text("""
+UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || CAST(:ran AS jsonb)
+WHERE id = :id
+""")
 SUMMARY = ("metadata", "error", "end")
 
 
@@ -154,10 +158,7 @@ class RunService:
         elif not busy or delay:
             await self.jobs.defer(tx, thread.id, after_seconds=delay)
         await tx.execute(
-            text("""
-                UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || CAST(:ran AS jsonb)
-                WHERE id = :id
-            """),
+            BUSY,
             {"id": thread.id, "ran": dumps({"graph_id": run.graph_id, "assistant_id": run.assistant_id}).decode()},
         )
         return run

@@ -17,7 +17,7 @@ from app.wire import reply
 router = APIRouter(prefix="/store", tags=["Store"])
 
 
-def service(request: Request) -> StoreService:
+async def service(request: Request) -> StoreService:
     """The service of this process."""
     found: StoreService = request.app.state.resources.store
     return found

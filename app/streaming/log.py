@@ -18,7 +18,7 @@ from psycopg_pool import PoolTimeout
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.engine import Database, after_commit
+from app.db.engine import Database, after_commit, driver_connection
 from app.db.listen import Listener
 from app.streaming.channel import START, Channel, Frame, Id, Subscription, Topic
 
@@ -37,17 +37,20 @@ FLUSH = """
 WITH relaxed AS (SELECT set_config('synchronous_commit', 'off', true)),
 written AS (
     INSERT INTO run_events (run_id, epoch, seq, event, data)
-    SELECT e.* FROM unnest(%s::uuid[], %s::int[], %s::int[], %s::text[], %s::text[]) AS e (run_id, epoch, seq, event, data)
+    SELECT e.* FROM unnest(%b::uuid[], %b::int[], %b::int[], %b::text[], %b::text[]) AS e (run_id, epoch, seq, event, data)
     JOIN runs r ON r.id = e.run_id AND r.epoch = e.epoch
     ON CONFLICT DO NOTHING
 )
-SELECT pg_notify(%s, ids) FROM unnest(%s::text[]) AS ids, relaxed
+SELECT pg_notify(%s, ids) FROM unnest(%b::text[]) AS ids, relaxed
 """
-APPEND = text("""
-INSERT INTO run_events (run_id, epoch, seq, event, data)
-SELECT :run_id, :epoch, e.* FROM unnest(CAST(:seqs AS int[]), CAST(:events AS text[]), CAST(:data AS text[])) AS e
-ON CONFLICT DO NOTHING
-""")
+APPEND = """
+WITH written AS (
+    INSERT INTO run_events (run_id, epoch, seq, event, data)
+    SELECT %b::uuid, %b::int, e.* FROM unnest(%b::int[], %b::text[], %b::text[]) AS e
+    ON CONFLICT DO NOTHING
+)
+SELECT pg_notify(%s, %s)
+"""
 CLOSE = text("""
 INSERT INTO run_events (run_id, epoch, seq, event, data)
 SELECT :run_id, :epoch, coalesce(max(seq), 0) + 1, 'end', :data FROM run_events WHERE run_id = :run_id AND epoch = :epoch
@@ -267,17 +270,9 @@ class RunWriter:
         await self._events.settled()
         last = [Frame.make(self._epoch, self._seq + i, event, data) for i, (event, data) in enumerate(events, 1)]
         rows = [*self._unflushed, *last]
-        await tx.execute(
-            APPEND,
-            {
-                "run_id": self.run_id,
-                "epoch": self._epoch,
-                "seqs": [f.seq for f in rows],
-                "events": [f.event for f in rows],
-                "data": [f.data.decode() for f in rows],
-            },
-        )
-        await tx.execute(NOTIFY, {"channel": EVENTS_CHANNEL, "ids": str(self.run_id)})
+        connection = await driver_connection(tx)
+        columns = [[f.seq for f in rows], [f.event for f in rows], [f.data.decode() for f in rows]]
+        await connection.execute(APPEND, [self.run_id, self._epoch, *columns, EVENTS_CHANNEL, str(self.run_id)])
 
         def committed() -> None:
             self._unflushed.clear()

@@ -17,13 +17,13 @@ from app.wire import page_headers, reply
 router = APIRouter(prefix="/threads", tags=["Threads"])
 
 
-def service(request: Request) -> ThreadService:
+async def service(request: Request) -> ThreadService:
     """The service of this process."""
     found: ThreadService = request.app.state.resources.threads
     return found
 
 
-def states_of(threads: Annotated[ThreadService, Depends(service)]) -> ThreadStates:
+async def states_of(threads: Annotated[ThreadService, Depends(service)]) -> ThreadStates:
     """State of this process' threads."""
     return ThreadStates(threads)
 
