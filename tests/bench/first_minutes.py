@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +64,11 @@ def main(folder: Path) -> None:
     lap("cloned")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("KEYTURN_", "VIRTUAL_ENV", "PYTHON"))}
     environment.pop("DATABASE_URL", None)
-    server = subprocess.Popen(["./run", "serve", "--port", str(PORT)], cwd=folder, env=environment, start_new_session=True)
+    # Started by root, Postgres runs as another account, which must get to its data.
+    data = Path(tempfile.mkdtemp(prefix="keyturn-"))
+    data.chmod(0o711)
+    command = ["./run", "serve", "--port", str(PORT), "--data-dir", str(data / "data")]
+    server = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
     try:
         wait_for("/ok", server, "/ok", lambda answer: answer.get("ok"))
         lap(f"{URL} answers")
@@ -75,6 +80,7 @@ def main(folder: Path) -> None:
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=30)
+        shutil.rmtree(data)
 
 
 if __name__ == "__main__":
