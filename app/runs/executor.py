@@ -31,7 +31,8 @@ from app.runs.outcome import Outcome, goto_nodes, settle_thread
 from app.runs.ports import BREAKPOINT, InboxPort, RunFinished
 from app.settings import Settings
 from app.streaming.chunks import ChunkEncoder
-from app.streaming.log import EventLog, RunWriter
+from app.streaming.log import EventLog
+from app.streaming.writer import RunWriter
 from app.threads.state import pending_interrupts
 
 log = structlog.get_logger(__name__)

@@ -5,30 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
-from app.assistants.service import AssistantService, Pinned
+from app.assistants.service import AssistantService
 from app.auth import Principal, owned
 from app.codec import clean, dumps
 from app.db.engine import Database, after_commit
-from app.errors import Conflict, Forbidden, Invalid, NotFound
+from app.errors import Conflict, Invalid, NotFound
 from app.graphs.registry import Graphs
 from app.runs import queue
 from app.runs.claims import Claims
 from app.runs.jobs import Jobs
 from app.runs.models import TERMINAL, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
+from app.runs.request import run_kwargs
 from app.runs.schemas import RunCreate
 from app.runs.worker import CANCEL_CHANNEL, Worker
 from app.settings import Settings
 from app.streaming.channel import Frame
 from app.streaming.log import EventLog
-from app.threads.messages import accept_input
 from app.threads.models import Thread, ThreadStatus
 from app.threads.service import ThreadService
 
@@ -67,7 +66,7 @@ class RunService:
             raise Invalid.field("multitask_strategy", "use `enqueue` or `reject`", code="unsupported_strategy")
         async with self.database.transaction() as tx:
             pinned = await self.assistants.resolve(tx, principal, request.assistant_id)
-            kwargs = self._kwargs(principal, pinned, request)
+            kwargs = run_kwargs(self.settings, self.graphs, principal, pinned, request)
             if watched:
                 kwargs["watchers"] = [principal.subject]
             thread = await self._thread(tx, principal, thread_id, request)
@@ -172,43 +171,6 @@ class RunService:
         await self.threads.create(tx, principal, thread_id=thread_id, if_exists="do_nothing")
         return await self.threads.lock(tx, principal, thread_id)
 
-    def _kwargs(self, principal: Principal, pinned: Pinned, request: RunCreate) -> dict[str, Any]:
-        """What the run needs to execute anywhere at any time, checked and cleaned."""
-        config = clean(request.config.model_dump(exclude_none=True))
-        context = clean(request.context)
-        limit = request.config.recursion_limit
-        if limit is not None and limit > self.settings.max_recursion_limit:
-            raise Invalid.field("config.recursion_limit", f"must be at most {self.settings.max_recursion_limit}")
-        self.graphs.configurable(pinned.graph_id, pinned.config, config, context)
-        checkpoint = request.checkpoint or ({"checkpoint_id": request.checkpoint_id} if request.checkpoint_id else None)
-        wanted = context.get("user_id") or config["configurable"].get("user_id")
-        kwargs: dict[str, Any] = {
-            "input": accept_input(request.input, principal),
-            "config": config,
-            "context": context,
-            "stream_mode": list(request.stream_mode),
-            "stream_subgraphs": request.stream_subgraphs,
-            "interrupt_before": request.interrupt_before,
-            "interrupt_after": request.interrupt_after,
-            "durability": request.durability,
-            "checkpoint": clean(checkpoint),
-            "after_seconds": request.after_seconds,
-            "owner": str(wanted) if wanted and principal.can("users:any") else principal.subject,
-        }
-        if request.command is not None and not request.resumes:
-            if self.graphs.gated(pinned.graph_id, pinned.config) and not principal.can("threads:repair"):
-                raise Forbidden(
-                    "This agent has review rules: writing its state needs the scope threads:repair.",
-                    code="missing_scope",
-                    scope="threads:repair",
-                )
-            kwargs["command"] = {
-                "update": accept_input(request.command.update, principal),
-                "goto": clean(request.command.goto),
-            }
-            _check_goto(request.command.goto)
-        return {key: value for key, value in kwargs.items() if value is not None}
-
     # -- reading runs
 
     async def get(self, principal: Principal, thread_id: UUID, run_id: UUID) -> Run:
@@ -312,10 +274,3 @@ class RunService:
         if not await queue.active(tx, thread.id):
             waiting = await self.inbox.waiting(tx, thread.id)
             thread.status = ThreadStatus.interrupted if waiting else ThreadStatus.idle
-
-
-def _check_goto(goto: Any) -> None:
-    for node in goto if isinstance(goto, list) else [goto]:
-        if node is None or isinstance(node, str) or (isinstance(node, dict) and isinstance(node.get("node"), str)):
-            continue
-        raise Invalid.field("command.goto", "must be a node's name, `{node, input}`, or a list of these")

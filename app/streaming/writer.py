@@ -1,0 +1,111 @@
+"""Writes the events of one claim of a run: to readers here at once, to the table in groups, the last ones with the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.engine import driver_connection
+from app.streaming.channel import Frame, Topic
+
+if TYPE_CHECKING:
+    from app.streaming.log import EventLog
+
+EVENTS_CHANNEL = "keyturn_events"
+PENDING_EVENTS = 100_000
+"""Events that wait for a database that is away. Beyond that the oldest are given up: state itself is in checkpoints."""
+APPEND = """
+WITH written AS (
+    INSERT INTO run_events (run_id, epoch, seq, event, data)
+    SELECT %b::uuid, %b::int, e.* FROM unnest(%b::int[], %b::text[], %b::text[]) AS e
+    ON CONFLICT DO NOTHING
+)
+SELECT pg_notify(%s, %s)
+"""
+
+
+class RunWriter:
+    """Writes the events of one claim of one run."""
+
+    def __init__(self, events: EventLog, topic: Topic, run_id: UUID, epoch: int) -> None:
+        self.run_id = run_id
+        self._events = events
+        self._topic = topic
+        self._epoch = epoch
+        self._seq = 0
+        self._unflushed: list[Frame] = []
+        self._own = False
+        self._channel = topic.channel
+
+    def publish(self, event: str, data: bytes) -> None:
+        """Append an event. Readers here have it at once; the table soon. Never waits."""
+        self._seq += 1
+        frame = Frame.make(self._epoch, self._seq, event, data)
+        if self._channel is not None:
+            self._channel.append(frame)
+            self._topic.wake()
+        self._unflushed.append(frame)
+        if len(self._unflushed) > PENDING_EVENTS:
+            del self._unflushed[: PENDING_EVENTS // 10]
+        self._events.mark(self)
+
+    async def finish(self, tx: AsyncSession, events: list[tuple[str, bytes]]) -> Callable[[], None]:
+        """Write what is unflushed and the last events with the run's finishing transaction, durably.
+
+        Returns what to call after the commit: it hands the last events to readers here and ends their streams. May be
+        called again if the transaction did not commit.
+        """
+        self._own = True
+        self._events.unmark(self)
+        await self._events.settled()
+        last = [Frame.make(self._epoch, self._seq + i, event, data) for i, (event, data) in enumerate(events, 1)]
+        rows = [*self._unflushed, *last]
+        connection = await driver_connection(tx)
+        columns = [[f.seq for f in rows], [f.event for f in rows], [f.data.decode() for f in rows]]
+        await connection.execute(APPEND, [self.run_id, self._epoch, *columns, EVENTS_CHANNEL, str(self.run_id)])
+
+        def committed() -> None:
+            self._unflushed.clear()
+            if self._channel is not None:
+                for frame in last:
+                    self._channel.append(frame)
+            self._leave()
+
+        return committed
+
+    def abandon(self) -> None:
+        """The lease is lost: whoever holds it now writes on. Readers here go over to the table."""
+        self._own = True
+        self._events.unmark(self)
+        self._unflushed.clear()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._topic.channel is self._channel:
+            self._topic.channel = None
+        self._topic.last = self._channel
+        self._topic.wake(look=True)
+        self._events.forget(self.run_id)
+
+    # -- for the flusher
+
+    def take(self, limit: int) -> list[Frame]:
+        """The oldest frames that are not in the table yet."""
+        frames, self._unflushed = self._unflushed[:limit], self._unflushed[limit:]
+        if self._unflushed and not self._own:
+            self._events.mark(self)
+        return frames
+
+    def flushed(self, frames: list[Frame]) -> None:
+        """These are in the table: memory need not hold them for slow readers."""
+        if self._channel is not None and frames:
+            self._channel.trim(frames[-1].seq)
+
+    def put_back(self, frames: list[Frame]) -> None:
+        """These are not: try again later."""
+        self._unflushed[:0] = frames
+        if not self._own:
+            self._events.mark(self)
