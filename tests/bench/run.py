@@ -40,7 +40,9 @@ def start(database_url: str) -> subprocess.Popen[bytes]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KEYTURN_")}
     environment |= {"DATABASE_URL": database_url, "KEYTURN_EXAMPLES": "0", "KEYTURN_LOG_LEVEL": "warning"}
     options = ["--port", str(PORT), "--config", str(HERE / "langgraph.json")]
-    server = subprocess.Popen([sys.executable, "-m", "app.cli", "serve", *options], env=environment, cwd=HERE.parents[1], stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", *options], env=environment, cwd=HERE.parents[1], stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
         try:
