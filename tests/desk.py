@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
+
+PROJECT = Path(__file__).parent / "inbox" / "project" / "langgraph.json"
 
 
 class Desk:
@@ -30,9 +33,10 @@ class Desk:
         """A new thread."""
         return str((await self.api.post("/threads", json={})).json()["thread_id"])
 
-    async def run(self, thread: str, assistant: str, how: str = "wait", **body: Any) -> httpx.Response:
-        """Run something on a thread and wait for its end."""
-        return await self.api.post(f"/threads/{thread}/runs/{how}", json={"assistant_id": assistant, **body})
+    async def run(self, thread: str, assistant: str, how: str | None = "wait", **body: Any) -> httpx.Response:
+        """Run something on a thread: wait for its end, stream it, or (with None) only start it."""
+        path = f"/threads/{thread}/runs" + (f"/{how}" if how else "")
+        return await self.api.post(path, json={"assistant_id": assistant, **body})
 
     async def asked(self, assistant: str, value: Any = None, **body: Any) -> tuple[str, list[dict[str, Any]]]:
         """Run an assistant until it asks. Returns the thread and its open items."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest_asyncio
 from asgi import serving
-from desk import Desk
+from desk import PROJECT, Desk
 
 from app.db.engine import Database
 from app.resources import Resources
-
-PROJECT = Path(__file__).parent / "project" / "langgraph.json"
 
 
 @pytest_asyncio.fixture
