@@ -50,7 +50,7 @@ def keyturn_inbox(url: str, *args: str, typed: str = "") -> Done:
 
 
 def test_the_command_of_keyturn(live_server: Any) -> None:
-    command = [sys.executable, "-m", "app.cli", "inbox", "--url", live_server.url, "list"]
+    command = [sys.executable, "-m", "app", "inbox", "--url", live_server.url, "list"]
     subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, check=True)
 
 
