@@ -9,12 +9,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from app.inbox_client import Client, Failure
 from app.settings import Settings
 
 VERBS = {"a": "accept", "e": "edit", "r": "response", "i": "ignore"}
@@ -28,79 +28,6 @@ EXAMPLES = """examples:
   keyturn inbox ignore ID                         do not run it; end the turn
 
 ID is the item's id, or the id of LangGraph's interrupt. After an answer the rest of the run is streamed."""
-
-
-class Failure(Exception):
-    """What the server or the user did makes going on impossible. The text is for the user."""
-
-
-class Client:
-    """The few calls that the inbox needs."""
-
-    def __init__(self, url: str, key: str | None) -> None:
-        headers = {"Accept": "application/json", **({"X-Api-Key": key} if key else {})}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(30.0, read=60.0), trust_env=False)
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-
-    def pending(self) -> list[dict[str, Any]]:
-        """All pending items, oldest first."""
-        items: list[dict[str, Any]] = []
-        cursor: str | None = None
-        while True:
-            page = self._call("GET", "/inbox", params={"limit": 200, **({"cursor": cursor} if cursor else {})})
-            items += page["items"]
-            cursor = page.get("next_cursor")
-            if not cursor:
-                return items
-
-    def item(self, item_id: str) -> dict[str, Any]:
-        """One item by its id or its interrupt's."""
-        found: dict[str, Any] = self._call("GET", f"/inbox/{item_id}")
-        return found
-
-    def answer(self, item: dict[str, Any], verb: str, args: Any) -> str:
-        """Answer the item as it was read. Returns the id of the run that goes on."""
-        headers = {"If-Match": f'"{item["version"]}"'}
-        body = {"type": verb, "args": args}
-        run_id: str = self._call("POST", f"/inbox/{item['id']}/response", json=body, headers=headers)["run_id"]
-        return run_id
-
-    def events(self, thread_id: str, run_id: str) -> Iterator[tuple[str, Any]]:
-        """The events of a run from its start to its end."""
-        path = f"/threads/{thread_id}/runs/{run_id}/stream"
-        with self._http.stream("GET", path, headers={"Last-Event-ID": "-1", "Accept": "text/event-stream"}) as response:
-            if response.is_error:
-                response.read()
-                raise _failure(response)
-            event = ""
-            for line in response.iter_lines():
-                if line.startswith("event:"):
-                    event = line[6:].strip()
-                elif line.startswith("data:"):
-                    yield event, json.loads(line[5:])
-
-    def _call(self, method: str, path: str, **options: Any) -> Any:
-        response = self._http.request(method, path, **options)
-        if response.is_error:
-            raise _failure(response)
-        return response.json()
-
-
-def _failure(response: httpx.Response) -> Failure:
-    """The server's own sentence, the fields it names, and who was first."""
-    try:
-        body = response.json()
-        lines = [f"{e['path']}: {e['message']}" for e in body.get("errors") or []] or [str(body["message"])]
-        if decision := (body.get("item") or {}).get("decision"):
-            lines.append(f"Decided: {decision['type']} by {decision['by']} at {decision['at']}")
-        return Failure("\n".join(lines))
-    except (ValueError, KeyError, TypeError):
-        return Failure(f"The server answered {response.status_code}.")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +76,7 @@ def _carry_out(client: Client, args: argparse.Namespace) -> int:
     if verb == "edit":
         answer = _edited(item, args.arguments)
     elif verb == "response":
-        answer = args.text
+        answer = _told(item, args.text)
     return _follow(client, item, client.answer(item, verb, answer))
 
 
@@ -213,7 +140,7 @@ def _ask(client: Client, item: dict[str, Any]) -> None:
     if verb == "edit":
         answer = _edited(item, _editor(json.dumps(shown, indent=2, ensure_ascii=False)))
     elif verb == "response":
-        answer = input("Tell the agent: ")
+        answer = _told(item, input("Tell the agent: "))
     _follow(client, item, client.answer(item, verb, answer))
     print()
 
@@ -228,6 +155,14 @@ def _editor(text: str) -> str:
         file.write_text(text + "\n", "utf-8")
         subprocess.run([*shlex.split(editor), str(file)], check=False)
         return file.read_text("utf-8")
+
+
+def _told(item: dict[str, Any], text: str) -> Any:
+    """A question of no known shape is answered with any JSON; all others with the text."""
+    try:
+        return json.loads(text) if item["kind"] == "raw" else text
+    except ValueError:
+        return text
 
 
 def _edited(item: dict[str, Any], text: str) -> dict[str, Any]:
