@@ -1,11 +1,9 @@
-"""Logs and request ids, and the routes that say how the server is: `/ok`, `/info`."""
+"""Logs, and the routes that say how the server is: `/ok`, `/info`."""
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
-from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any
 
@@ -13,17 +11,11 @@ import structlog
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from sqlalchemy import text
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uuid_utils.compat import uuid7
 
 from app import __version__
 from app.errors import Unavailable
 from app.openapi import responses
 from app.settings import Settings
-
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-SAFE_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 
 router = APIRouter(tags=["server"])
 
@@ -37,7 +29,7 @@ def configure_logging(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[Any] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if as_text
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
@@ -57,28 +49,6 @@ def configure_logging(settings: Settings) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-
-
-class RequestId:
-    """ASGI middleware: every response and every log line of a request carries its id (`X-Request-Id`, ours or the client's)."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get("x-request-id", "")
-        id_ = given if SAFE_ID.fullmatch(given) else str(uuid7())
-        request_id.set(id_)  # uvicorn runs each request in a context of its own
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).append("X-Request-Id", id_)
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
 
 
 class Ok(BaseModel):

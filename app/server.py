@@ -167,6 +167,7 @@ async def _serve(settings: Settings, url: str, listener: socket.socket) -> bool:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nothing here builds absolute addresses
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,

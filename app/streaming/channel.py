@@ -159,6 +159,7 @@ class Subscription:
                 self._tick = False
                 return []
             await self._woken.wait()
+            await asyncio.sleep(0)  # what else this turn of the loop publishes goes into the same batch
         self._leave()
         raise StopAsyncIteration
 
