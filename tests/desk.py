@@ -22,7 +22,7 @@ class Desk:
         """An assistant whose model makes these calls in its first message. Returns its id."""
         rules = [{"if": "go", "tool_calls": list(calls)}]
         model = {"provider": "scripted", "params": {"rules": rules, "else": "Done."}}
-        tools = ["transfer", "mixed", "get_weather"]
+        tools = ["transfer", "mixed", "hang", "get_weather"]
         gates = {"tools": review if review is not None else {"transfer": {}}}
         body = {"graph_id": "react", "config": {"configurable": {"model": model, "tools": tools, "review": gates, **config}}}
         made = await self.api.post("/assistants", json=body)

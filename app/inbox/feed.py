@@ -44,15 +44,18 @@ IMPATIENT = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 ID = re.compile(r"(\d{1,18})-(\d{1,18})")
 
-# `safe`: no transaction that is still open can add an event before this one.
+# `safe`: no transaction that is still open can add an event before this one. Ids that are still to come were given by
+# another cluster, from which this database was restored.
 READ = """
     SELECT tenant_id, xid::text::bigint AS xid, id, event, data::text AS data,
            xid < pg_snapshot_xmin(pg_current_snapshot()) AS safe
-    FROM inbox_events WHERE (xid, id) > (%(xid)s::text::xid8, %(id)s)
+    FROM inbox_events
+    WHERE (xid, id) > (%(xid)s::text::xid8, %(id)s) AND xid < pg_snapshot_xmax(pg_current_snapshot())
       AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
     ORDER BY xid, id LIMIT %(limit)s
 """
 HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1 AS xid"
+KNOWN = "SELECT %(xid)s::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) AS known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +162,20 @@ class InboxFeed:
         assert row is not None
         return row["xid"], LAST
 
+    async def _known(self, position: Position) -> bool:
+        """Whether this database has come as far as the position: it may have been restored from another one."""
+        async with self._database.pool.connection() as connection:
+            row = await (await connection.execute(KNOWN, {"xid": str(position[0])})).fetchone()
+        return bool(row and row["known"])
+
     # -- subscribers
 
     async def subscribe(self, principal: Principal, *, after: Position | None) -> AsyncIterator[list[Frame]]:
         """Changes of the tenant's items behind `after`; with None a snapshot first. An empty list is a heartbeat."""
-        first = await self._snapshot(principal) if after is None else None
-        return self._follow(principal.tenant, first.id if first is not None else after or (0, 0), first)
+        if after is not None and await self._known(after):
+            return self._follow(principal.tenant, after, None)
+        snapshot = await self._snapshot(principal)
+        return self._follow(principal.tenant, snapshot.id, snapshot)
 
     async def _follow(self, tenant: str, after: Position, first: Frame | None) -> AsyncIterator[list[Frame]]:
         self._subscribers += 1

@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+import httpx
 import psycopg
 import pytest
 from desk import Desk
+from processes import Server
 from uuid_utils.compat import uuid7
 
 from app.auth import Principal
@@ -167,6 +169,22 @@ async def test_nobody_listens_and_nothing_is_read(database: Database) -> None:
         assert [batch async for batch in frames if batch] == []
 
 
+async def test_events_of_a_restored_database_are_left_alone(database: Database) -> None:
+    async with feeding(database) as feed, await psycopg.AsyncConnection.connect(database.url, autocommit=True) as connection:
+        await connection.execute(
+            "INSERT INTO inbox_events (tenant_id, xid, item_id, event, data) VALUES ('default', '99999999999', %s, '', '{}')",
+            (uuid7(),),
+        )
+        frames = await feed.subscribe(ME, after=(0, 0))
+        await tell(connection, 1)
+        assert read(await numbers(frames, 1)) == [1]
+        frames = await feed.subscribe(ME, after=(99999999999, 1))
+        [first] = await anext(frames)
+        assert first.event == "snapshot"
+        await tell(connection, 2)
+        assert read(await numbers(frames, 1)) == [2]
+
+
 async def test_the_life_of_an_item(desk: Desk, resources: Resources) -> None:
     feed = resources.feed
     frames = await feed.subscribe(ME, after=None)
@@ -207,3 +225,44 @@ async def test_the_life_of_an_item(desk: Desk, resources: Resources) -> None:
 )
 def test_positions(value: str | None, position: tuple[int, int] | None) -> None:
     assert parse_position(value) == position
+
+
+async def told_over_http(api: httpx.AsyncClient, last: str | None = None) -> AsyncIterator[tuple[str, str, Any]]:
+    """Events of the stream: id, name, data."""
+    event: dict[str, str] = {}
+    async with api.stream("GET", "/inbox/stream", headers={"Last-Event-ID": last} if last else {}) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-store"
+        async for line in response.aiter_lines():
+            if line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                event[name] = value
+            elif event:
+                yield event["id"], event["event"], json.loads(event["data"])
+                event = {}
+
+
+async def test_the_stream_over_http(live_server: Server) -> None:
+    async with asyncio.timeout(20), httpx.AsyncClient(base_url=live_server.url, timeout=30) as api:
+        stream = told_over_http(api)
+        assert (await anext(stream))[1] == "snapshot"
+        thread = (await api.post("/threads", json={})).json()["thread_id"]
+        question = {"messages": [{"role": "user", "content": "refund 1500 for order 12345"}]}
+        await api.post(f"/threads/{thread}/runs/wait", json={"assistant_id": "demo", "input": question})
+        [item] = (await api.get("/inbox", params={"thread_id": thread})).json()["items"]
+        await api.post(f"/inbox/{item['id']}/response", json={"type": "ignore"})
+        mine: list[tuple[str, str]] = []
+        async for id_, name, data in stream:
+            mine += [(id_, name)] if data.get("thread_id") == thread else []
+            if name == "closed" and data.get("thread_id") == thread:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert [name for _, name in mine] == ["created", "decided", "updated", "closed"]
+        again = told_over_http(api, mine[0][0])
+        while (event := await anext(again))[2]["id"] != item["id"]:
+            pass
+        assert event[:2] == mine[1]
+        await again.aclose()  # type: ignore[attr-defined]
+        anew = told_over_http(api, "-1")
+        assert (await anext(anew))[1] == "snapshot"
+        await anew.aclose()  # type: ignore[attr-defined]

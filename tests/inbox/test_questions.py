@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from desk import Desk, effects
 
+from app.inbox.models import InboxItem
+from app.inbox.questions import tool_message_id
+
 CALL = {"name": "transfer", "args": {"to": "Ada", "amount": 1500}}
 HUMAN = {
     "action_request": {"action": "mail", "args": {"to": "a@b.c"}},
@@ -15,37 +18,38 @@ HUMAN = {
 }
 
 
-@pytest.mark.parametrize(
-    "answer", [None, False, "", 0, {}, [], {"d41d8cd98f00b204e9800998ecf8427e": 1}, {"a": [1.5, None]}, "x"]
-)
-async def test_a_free_answer_arrives_as_it_was_sent(desk: Desk, answer: Any) -> None:
-    _, [item] = await desk.asked("ask", {"what": "anything"})
-    assert (item["kind"], item["bound"], item["tool"], item["args_hash"]) == ("raw", False, None, None)
-    values = await desk.settle(item, "response", answer)
-    assert values["log"] == [{"answer": answer}, "after"]
-    assert type(values["log"][0]["answer"]) is type(answer)
-    assert (await desk.item(item["id"]))["status"] == "settled"
+async def test_a_free_answer_arrives_as_it_was_sent(desk: Desk) -> None:
+    for answer in (None, False, "", 0, {}, [], {"d41d8cd98f00b204e9800998ecf8427e": 1}, {"a": [1.5, None]}, "x"):
+        _, [item] = await desk.asked("ask", {"what": "anything"})
+        assert (item["kind"], item["bound"], item["tool"], item["args_hash"]) == ("raw", False, None, None)
+        values = await desk.settle(item, "response", answer)
+        assert values["log"] == [{"answer": answer}, "after"]
+        assert type(values["log"][0]["answer"]) is type(answer)
+        assert (await desk.item(item["id"]))["status"] == "settled"
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "Well?",
-        {"question": "Well?"},
-        None,
-        0,
-        [],
-        {},
-        "\0" * 3,
-        "\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
-    ],
-)
-async def test_any_value_is_a_question(desk: Desk, value: Any) -> None:
-    _, [item] = await desk.asked("ask", value)
-    assert item["kind"] == ("question" if value in ("Well?", {"question": "Well?"}, "\ufffd\ufffd\ufffd") else "raw")
-    refused = await desk.answer(item, "accept")
-    assert refused.status_code == 422
-    assert (await desk.settle(item, "response", 1))["log"][0] == {"answer": 1}
+async def test_any_value_is_a_question(desk: Desk) -> None:
+    for value in ("Well?", {"question": "Well?"}, None, 0, [], {}, "\0" * 3, [HUMAN, HUMAN]):
+        _, [item] = await desk.asked("ask", value)
+        assert item["kind"] == ("question" if value in ("Well?", {"question": "Well?"}) else "raw")
+        refused = await desk.answer(item, "accept")
+        assert refused.status_code == 422
+        assert (await desk.settle(item, "response", 1))["log"][0] == {"answer": 1}
+
+
+async def test_a_question_that_changed_is_another_question(desk: Desk) -> None:
+    thread, items = await desk.asked("drifting")
+    [moving] = [i for i in items if i["path"] == ["moving"]]
+    [right] = [i for i in items if i["path"] == ["right"]]
+    await desk.settle(right, "response", "r")
+    [now] = await desk.items(thread)
+    assert now["interrupt_id"] == moving["interrupt_id"]
+    assert now["value"] != moving["value"]
+    late = await desk.answer(moving, "response", "m")
+    assert (late.status_code, late.json()["code"]) == (410, "superseded")
+    by_interrupt = await desk.api.post(f"/inbox/{now['interrupt_id']}/response", json={"type": "response", "args": "m"})
+    assert (by_interrupt.status_code, by_interrupt.json()["code"]) == (409, "ambiguous_id")
+    assert sorted((await desk.settle(now, "response", "m"))["log"]) == ["m", "r"]
 
 
 @pytest.mark.parametrize("shape", ["list", "dict"])
@@ -213,3 +217,28 @@ async def test_a_run_without_input_releases_the_breakpoint_that_it_was_shown(des
     stale = await desk.run(thread, "ask", checkpoint_id="1f000000-0000-6000-8000-000000000000")
     assert (stale.status_code, stale.json()["code"]) == (409, "checkpoint_changed")
     assert (await desk.run(thread, "ask", checkpoint_id=checkpoint)).status_code == 200
+
+
+def message(kind: str, id_: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "id": id_, **fields}
+
+
+@pytest.mark.parametrize(
+    ("message_id", "index", "found"), [("ai-1", 0, "t1"), ("ai-1", 1, "t2"), ("ai-2", 0, None), ("ai-9", 0, None)]
+)
+def test_call_ids_that_repeat_are_told_apart(message_id: str, index: int, found: str | None) -> None:
+    calls = [{"id": "call_0"}, {"id": "call_0"}]
+    values = {
+        "messages": [
+            message("ai", "ai-1", tool_calls=calls),
+            message("tool", "t1", tool_call_id="call_0"),
+            message("tool", "t2", tool_call_id="call_0"),
+            message("ai", "ai-2", tool_calls=calls),
+            message("ai", "ai-3", tool_calls=calls),
+            message("tool", "t3", tool_call_id="call_0"),
+        ]
+    }
+    item = InboxItem(message_id=message_id, call_index=index, tool_call_id="call_0")
+    assert tool_message_id(values, item) == found
+    assert tool_message_id(None, item) is None
+    assert tool_message_id({"messages": "?"}, item) is None

@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 TRANSFERS: list[tuple[str, int]] = []
+STARTED: list[str] = []

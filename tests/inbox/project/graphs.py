@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Annotated, Any
 
@@ -47,6 +48,14 @@ def right(state: State) -> dict[str, Any]:
     return {"log": [interrupt("right?")]}
 
 
+TIMES = itertools.count()
+
+
+def moving(state: State) -> dict[str, Any]:
+    """Asks something else each time it is run."""
+    return {"log": [interrupt({"time": next(TIMES)})]}
+
+
 def strict(state: State) -> dict[str, Any]:
     """An answer that it does not like breaks it."""
     answer = interrupt("a number?")
@@ -79,6 +88,7 @@ parallel = (
     .add_edge("right", END)
     .compile()
 )
+drifting = StateGraph(State).add_node(right).add_node(moving).add_edge(START, "right").add_edge(START, "moving").compile()
 picky = StateGraph(State).add_sequence([strict, fragile]).add_edge(START, "strict").compile()
 nested = StateGraph(State).add_node("inner", ask).add_edge(START, "inner").compile()
 

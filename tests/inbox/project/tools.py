@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from bank import TRANSFERS
+from bank import STARTED, TRANSFERS
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
@@ -27,3 +28,11 @@ class Address(BaseModel):
 def mixed(to: Address, parts: list[int], ratio: float = 0.5, extra: Any = None) -> str:
     """A tool with nested arguments."""
     return f"{to} {parts} {ratio} {extra}"
+
+
+@tool
+async def hang(name: str) -> str:
+    """Start something and never come back."""
+    STARTED.append(name)
+    await asyncio.Event().wait()
+    return name
