@@ -98,6 +98,7 @@ def main() -> None:
         url = args.database_url
         if url is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder.chmod(0o711)  # started by root, Postgres runs as another account
             folder.chmod(0o755)  # the account that runs Postgres must get in
             url = stack.enter_context(EmbeddedPostgres(folder / "pg")).url()
             asyncio.run(migrate(url))
