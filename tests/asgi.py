@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from app.main import create_app
+from app.observability import configure_logging
 from app.resources import Resources
 from app.settings import Settings
 
@@ -19,7 +20,9 @@ HI = {"messages": [{"role": "user", "content": "hi", "id": "m1"}]}
 @asynccontextmanager
 async def serving(url: str, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Resources]]:
     """A client of a fresh application on the migrated database `url`, and the application's resources."""
-    app = create_app(Settings(**settings), url)
+    configured = Settings(**settings)
+    configure_logging(configured)
+    app = create_app(configured, url)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as client,

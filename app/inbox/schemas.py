@@ -8,8 +8,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.codec import clean
 from app.inbox.payloads import Answer
+from app.wire import received
 
 Status = Literal["pending", "decided", "resuming", "settled", "failed", "expired", "superseded", "withdrawn"]
 
@@ -172,7 +172,7 @@ class Response(BaseModel):
             if len(data) != 1:
                 raise ValueError("send one answer; several questions are answered one by one")
             data = data[0]
-        return clean(data)
+        return received(data)
 
     def answer(self) -> Answer:
         """The answer itself."""
@@ -215,4 +215,4 @@ class ItemQuery(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _clean(cls, data: Any) -> Any:
-        return clean(data)
+        return received(data)

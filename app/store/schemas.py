@@ -9,7 +9,7 @@ from langgraph.store.base import Item, SearchItem
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from app.wire import WireModel
+from app.wire import WireModel, storable
 
 MAX_PATH = 1000
 """Bytes of a namespace and of a key: Postgres' index takes no longer entries."""
@@ -65,7 +65,7 @@ class ItemPut(Named):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [MEMORY]})
 
-    value: dict[str, Any]
+    value: Annotated[dict[str, Any], AfterValidator(storable)]
 
 
 class ItemSearch(WireModel):

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.assistants.service import Pinned
 from app.auth import Principal
+from app.codec import jsonable
 from app.errors import AppError, BadRequest, Conflict, Forbidden, NotFound
 from app.threads.checkpoints import Graph, in_transaction
 from app.threads.messages import MESSAGES, accept_input
@@ -68,7 +69,7 @@ class ThreadStates:
         before: Any = None
         if query.before is not None and query.before.checkpoint_id is not None:
             before = {"configurable": {"thread_id": str(thread_id), "checkpoint_id": str(query.before.checkpoint_id)}}
-        found = graph.aget_state_history(config, filter=query.metadata or None, before=before, limit=query.limit)
+        found = graph.aget_state_history(config, filter=jsonable(query.metadata) or None, before=before, limit=query.limit)
         return [thread_state(snapshot, self.threads.graphs.private_keys) async for snapshot in found]
 
     async def update(self, principal: Principal, thread_id: UUID, body: StateUpdateBody) -> dict[str, Any]:
