@@ -197,6 +197,7 @@ async def test_assistants_belong_to_their_tenant(api: httpx.AsyncClient, resourc
     await make(api, assistant_id=ASSISTANT)
     async with resources.database.transaction() as tx:
         _, key = await create_key(tx, tenant="other", subject="they")
+    resources.authenticator.forget()
     headers = {"X-Api-Key": key}
     for method, path, body in (
         ("GET", "", None),

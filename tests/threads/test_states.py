@@ -237,6 +237,7 @@ async def test_writing_under_a_gate_needs_the_scope_for_repairs(api: httpx.Async
     async with resources.database.transaction() as tx:
         _, key = await create_key(tx, subject="me", scopes=SCOPES - {"threads:repair"})
         _, repair = await create_key(tx, subject="me")
+    resources.authenticator.forget()
     body = {"values": {"messages": [{"role": "user", "content": "x"}]}, "as_node": "agent"}
     refused = await api.post(f"/threads/{thread_id}/state", json=body, headers={"X-Api-Key": key})
     assert (refused.status_code, refused.json()["code"]) == (403, "missing_scope")

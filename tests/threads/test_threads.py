@@ -162,6 +162,7 @@ async def test_threads_belong_to_their_tenant(api: httpx.AsyncClient, resources:
     async with resources.database.transaction() as tx:
         _, mine = await create_key(tx, tenant="a", subject="me")
         _, theirs = await create_key(tx, tenant="b", subject="they")
+    resources.authenticator.forget()
     me, they = {"X-Api-Key": mine}, {"X-Api-Key": theirs}
     made = await api.post("/threads", json={"thread_id": THREAD}, headers=me)
     assert made.status_code == 200
