@@ -10,12 +10,12 @@ from uuid import UUID, uuid4, uuid5
 import httpx
 import pytest
 import pytest_asyncio
-from app.graphs.registry import SystemAssistant
 from asgi import serving
 
 from app.auth import LOCAL, SCOPES, Principal, create_key
 from app.db.engine import Database
 from app.errors import Invalid, NotFound
+from app.graphs.registry import SystemAssistant
 from app.resources import Resources
 
 ASSISTANT = "11111111-1111-4111-8111-111111111111"
