@@ -178,6 +178,7 @@ async def test_answering_needs_its_scope_on_every_route(desk: Desk, resources: R
     async with resources.database.transaction() as tx:
         _, key = await create_key(tx, subject="bot", scopes=SCOPES - {"inbox:decide"})
         _, full = await create_key(tx, subject="alice")
+    resources.authenticator.forget()
     desk.api.headers["x-api-key"] = key
     for value in (ACCEPT, {item["interrupt_id"]: ACCEPT}):
         assert code(await resume(desk, thread, agent, value)) == (403, "missing_scope")

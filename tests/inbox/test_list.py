@@ -90,6 +90,7 @@ async def test_a_foreign_inbox_is_empty(desk: Desk, api: httpx.AsyncClient, reso
         _, own = await create_key(tx, subject="alice")
         _, reader = await create_key(tx, subject="bob", scopes=SCOPES - {"inbox:decide"})
         _, none = await create_key(tx, subject="carl", scopes=SCOPES - {"inbox:read", "inbox:decide"})
+    resources.authenticator.forget()
     accept = {"type": "accept"}
     api.headers["x-api-key"] = other
     assert await listed(api, status="all") == []
