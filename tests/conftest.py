@@ -12,6 +12,9 @@ for _name in tuple(os.environ):
         del os.environ[_name]
 
 import asyncio
+import fcntl
+import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -40,6 +43,7 @@ FAST = {
     "max_connections": 400,
     "shared_buffers": "64MB",
 }
+HOMES = "keyturn-tests-"
 TEMPLATE = "keyturn_template"
 LANGGRAPH_TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes", "store", "procrastinate_jobs")
 
@@ -56,7 +60,10 @@ def postgres(run_id: str) -> Iterator[EmbeddedPostgres]:
     """The Postgres of the run, in memory where the machine has room for that. The last worker to leave stops it."""
     shm = Path("/dev/shm")
     root = shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-    home = root / f"keyturn-tests-{run_id}"
+    home = root / f"{HOMES}{run_id}"
+    for other in root.glob(f"{HOMES}*"):
+        if other != home:
+            _remove_if_unused(other)  # of a run that was killed
     with EmbeddedPostgres(home, FAST) as server:
         with psycopg.connect(server.url("postgres"), autocommit=True) as admin:
             admin.execute("SELECT pg_advisory_lock(1)")  # one worker builds the template
@@ -67,6 +74,31 @@ def postgres(run_id: str) -> Iterator[EmbeddedPostgres]:
                 asyncio.run(migrate(server.url(TEMPLATE)))
                 admin.execute(f"ALTER DATABASE {TEMPLATE} WITH is_template true allow_connections false")
         yield server
+    _remove_if_unused(home)
+
+
+def _remove_if_unused(home: Path) -> None:
+    """Remove the home of a Postgres that no test process uses. Its server, if it was left running, is told to stop."""
+    try:
+        with (home / "users").open("rb") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for pid_file in home.glob("pg*/postmaster.pid"):
+                pid = int(pid_file.read_text().split()[0])
+                if os.fsencode(home) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGINT)
+    except (OSError, ValueError, IndexError):
+        if not (home / "users").exists() or _in_use(home):
+            return
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _in_use(home: Path) -> bool:
+    with (home / "users").open("rb") as users:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 @contextmanager
