@@ -20,8 +20,8 @@ REASONS = {
     503: "The database is away, or the server is stopping.",
 }
 
-ALWAYS = (401, 403, 422)
-"""Every route is authenticated, scoped and validated."""
+ALWAYS = (401, 403, 422, 503)
+"""Every route is authenticated, scoped and validated, and needs the database."""
 
 
 class FieldErrorBody(BaseModel):

@@ -75,6 +75,8 @@ class AssistantPatch(WireModel):
 class AssistantFilter(WireModel):
     """Which assistants to count."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"graph_id": "react"}]})
+
     metadata: dict[str, Any] | None = Field(None, description="Metadata that must be contained.")
     graph_id: str | None = None
     name: str | None = Field(None, description="Part of the name, in any case.")
@@ -94,6 +96,8 @@ class AssistantSearch(AssistantFilter):
 
 class VersionSearch(WireModel):
     """Which versions to list."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10}]})
 
     metadata: dict[str, Any] | None = None
     limit: int = Field(10, ge=1, le=1000)

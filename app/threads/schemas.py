@@ -90,6 +90,8 @@ class ThreadPatch(WireModel):
 class ThreadFilter(WireModel):
     """Which threads to count."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "interrupted"}]})
+
     metadata: dict[str, Any] | None = Field(None, description="Metadata that must be contained.")
     values: dict[str, Any] | None = Field(None, description="State values that must be contained.")
     status: ThreadStatus | None = None
@@ -128,6 +130,10 @@ class StateUpdate(WireModel):
 
 class StateAt(WireModel):
     """Which checkpoint to read."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"checkpoint": {"checkpoint_id": "1f1ed198-d88f-6dfa-8001-660060b4ae24"}}]}
+    )
 
     checkpoint: AnyCheckpoint
     subgraphs: bool = False
