@@ -76,6 +76,7 @@ async def open_resources(
         listener.subscribe(KEYS_CHANNEL, authenticator.forget)
         saver = await stack.enter_async_context(Saver.open(database.pool))
         postgres_store = AsyncPostgresStore(database.pool)
+        stack.push_async_callback(_close_store, postgres_store)
         store = StoreService(postgres_store)
         graphs = Graphs(
             settings=settings,
@@ -160,3 +161,10 @@ async def open_resources(
             for task in reversed(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close_store(store: AsyncPostgresStore) -> None:
+    """LangGraph ends the task behind a store only when it is collected, which may be after the loop has gone."""
+    if store._task is not None:
+        store._task.cancel()
+        await asyncio.gather(store._task, return_exceptions=True)

@@ -7,20 +7,24 @@ event log. Both speak psycopg 3 to the same database.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 LangGraphPool = AsyncConnectionPool[AsyncConnection[DictRow]]
 
 AFTER_COMMIT = "after_commit"
+HINTS = "hints"
+
+NOTIFY = "SELECT pg_notify(c, p) FROM unnest(%b::text[], %b::text[]) AS hint (c, p)"
 
 # A dead peer must be noticed in seconds, not after the kernel's two hours.
 CONNECT_ARGS: dict[str, Any] = {
@@ -46,6 +50,36 @@ def psycopg_url(url: str) -> str:
     return "postgresql://" + url.split("://", 1)[1]
 
 
+class Notifier:
+    """Sends notifications in the background, all that wait in one statement."""
+
+    def __init__(self, pool: LangGraphPool) -> None:
+        self._pool = pool
+        self._waiting: set[tuple[str, str]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def send(self, hints: Iterable[tuple[str, str]]) -> None:
+        """Send `(channel, payload)` pairs soon."""
+        self._waiting.update(hints)
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._send(), name="notifier")
+
+    async def _send(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)
+            hints, self._waiting = list(self._waiting), set()
+            try:
+                async with self._pool.connection() as connection:
+                    await connection.execute(NOTIFY, [[c for c, _ in hints], [p for _, p in hints]])
+            except (psycopg.Error, PoolTimeout, PoolClosed):
+                return  # whoever waits for it looks by himself in a while
+
+    async def flush(self) -> None:
+        """Wait until what was given is sent."""
+        if self._task is not None:
+            await self._task
+
+
 @dataclass(slots=True)
 class Database:
     """The database as one process sees it."""
@@ -54,6 +88,7 @@ class Database:
     engine: AsyncEngine
     sessions: async_sessionmaker[AsyncSession]
     pool: LangGraphPool
+    notifier: Notifier
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
@@ -61,6 +96,7 @@ class Database:
         async with self.sessions() as session:
             async with session.begin():
                 yield session
+            self.notifier.send(session.info.pop(HINTS, ()))
             for action in session.info.pop(AFTER_COMMIT, ()):
                 action()
 
@@ -68,6 +104,14 @@ class Database:
         """Replace connections that died, so that nobody else has to find them. Called when the listener has reconnected."""
         task = asyncio.ensure_future(self.pool.check())
         task.add_done_callback(lambda t: t.cancelled() or t.exception())
+
+
+def hint(tx: AsyncSession, channel: str, payload: str = "") -> None:
+    """Tell all processes of something once the transaction has committed. They may miss it, so it is never the only way.
+
+    Not sent by the transaction itself: Postgres lets only one that notifies commit at a time.
+    """
+    tx.info.setdefault(HINTS, set()).add((channel, payload))
 
 
 def after_commit(tx: AsyncSession, action: Callable[[], object]) -> None:
@@ -107,7 +151,9 @@ async def open_database(url: str, *, pool_size: int = 20, name: str = "keyturn")
     )
     try:
         await pool.open(wait=True, timeout=30)
-        yield Database(url, engine, async_sessionmaker(engine, expire_on_commit=False, autoflush=False), pool)
+        notifier = Notifier(pool)
+        yield Database(url, engine, async_sessionmaker(engine, expire_on_commit=False, autoflush=False), pool, notifier)
+        await notifier.flush()
     finally:
         await pool.close()
         await engine.dispose()

@@ -16,19 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import Principal
 from app.codec import clean, dumps, jsonable
+from app.db.engine import hint
 from app.errors import Conflict
 from app.inbox.models import OPEN, TRANSITIONS, InboxItem, ItemStatus
 
 CHANNEL = "keyturn_inbox"
 
-RECORD = text(f"""
+RECORD = text("""
     WITH audited AS (
         INSERT INTO inbox_decisions (tenant_id, item_id, item_version, event, actor, via, cause, args_hash, detail)
         VALUES (:tenant, :item, :version, :audit, :actor, :via, :cause, :args_hash, CAST(:detail AS jsonb))
-    ), told AS (
-        INSERT INTO inbox_events (tenant_id, item_id, event, data) VALUES (:tenant, :item, :event, CAST(:data AS jsonb))
     )
-    SELECT pg_notify('{CHANNEL}', '')
+    INSERT INTO inbox_events (tenant_id, item_id, event, data) VALUES (:tenant, :item, :event, CAST(:data AS jsonb))
 """)
 
 
@@ -164,3 +163,4 @@ async def _record(tx: AsyncSession, item: InboxItem, event: str, audit: str, by:
             "data": dumps(item_json(item)).decode(),
         },
     )
+    hint(tx, CHANNEL)

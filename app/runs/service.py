@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
 from app.assistants.service import AssistantService
 from app.auth import Principal, owned
 from app.codec import clean, dumps
-from app.db.engine import Database, after_commit
+from app.db.engine import Database, after_commit, hint
 from app.errors import Conflict, Invalid, NotFound
 from app.graphs.registry import Graphs
 from app.runs import queue
@@ -252,7 +252,7 @@ class RunService:
             if ended:
                 await self.events.close(tx, run.id, run.epoch)
                 await self._after_ending(tx, thread)
-            await tx.execute(select(func.pg_notify(CANCEL_CHANNEL, str(run_id))))
+            hint(tx, CANCEL_CHANNEL, str(run_id))
 
     async def cancel_if_active(self, principal: Principal, thread_id: UUID, run_id: UUID) -> None:
         """Cancel a run whose client has gone, if there still is something to cancel."""

@@ -18,7 +18,7 @@ from psycopg_pool import PoolTimeout
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.engine import Database, after_commit
+from app.db.engine import Database, after_commit, hint
 from app.db.listen import Listener
 from app.streaming.channel import START, Channel, Frame, Id, Subscription, Topic
 from app.streaming.writer import EVENTS_CHANNEL, RunWriter
@@ -51,7 +51,6 @@ SELECT epoch, seq, event, data FROM run_events
 WHERE run_id = %s AND (epoch, seq) > (%s, %s) ORDER BY epoch, seq LIMIT %s
 """
 NEWEST = "SELECT epoch, seq FROM run_events WHERE run_id = %s ORDER BY epoch DESC, seq DESC LIMIT 1"
-NOTIFY = text("SELECT pg_notify(:channel, :ids)")
 
 
 class EventLog:
@@ -84,7 +83,7 @@ class EventLog:
         """Write the end of a run that was cancelled while it waited; its readers stop after the commit."""
         data = orjson.dumps({"run_id": str(run_id), "status": "interrupted", "stop_reason": "cancelled"})
         await tx.execute(CLOSE, {"run_id": run_id, "epoch": epoch, "data": data.decode()})
-        await tx.execute(NOTIFY, {"channel": EVENTS_CHANNEL, "ids": str(run_id)})
+        hint(tx, EVENTS_CHANNEL, str(run_id))
         after_commit(tx, lambda: self._notified(str(run_id)))
 
     # -- reading

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.engine import driver_connection
+from app.db.engine import driver_connection, hint
 from app.streaming.channel import Frame, Topic
 
 if TYPE_CHECKING:
@@ -18,12 +18,9 @@ EVENTS_CHANNEL = "keyturn_events"
 PENDING_EVENTS = 100_000
 """Events that wait for a database that is away. Beyond that the oldest are given up: state itself is in checkpoints."""
 APPEND = """
-WITH written AS (
-    INSERT INTO run_events (run_id, epoch, seq, event, data)
-    SELECT %b::uuid, %b::int, e.* FROM unnest(%b::int[], %b::text[], %b::text[]) AS e
-    ON CONFLICT DO NOTHING
-)
-SELECT pg_notify(%s, %s)
+INSERT INTO run_events (run_id, epoch, seq, event, data)
+SELECT %b::uuid, %b::int, e.* FROM unnest(%b::int[], %b::text[], %b::text[]) AS e
+ON CONFLICT DO NOTHING
 """
 
 
@@ -65,7 +62,8 @@ class RunWriter:
         rows = [*self._unflushed, *last]
         connection = await driver_connection(tx)
         columns = [[f.seq for f in rows], [f.event for f in rows], [f.data.decode() for f in rows]]
-        await connection.execute(APPEND, [self.run_id, self._epoch, *columns, EVENTS_CHANNEL, str(self.run_id)])
+        await connection.execute(APPEND, [self.run_id, self._epoch, *columns])
+        hint(tx, EVENTS_CHANNEL, str(self.run_id))
 
         def committed() -> None:
             self._unflushed.clear()
