@@ -100,7 +100,7 @@ async def delete(thread_id: ThreadId, threads: Threads, principal: Writer) -> Re
     return Response(status_code=204)
 
 
-@router.post("/{thread_id}/copy", summary="Copy a thread", response_model=schemas.ThreadRead, responses=responses(404))
+@router.post("/{thread_id}/copy", summary="Copy a thread", response_model=schemas.ThreadRead, responses=responses(404, 409))
 async def copy(thread_id: ThreadId, threads: Threads, principal: Writer) -> Response:
     """A new thread with the same state, history and metadata. Questions that wait in it are asked anew, under new items."""
     async with threads.database.transaction() as tx:
@@ -108,7 +108,7 @@ async def copy(thread_id: ThreadId, threads: Threads, principal: Writer) -> Resp
     return reply(schemas.read(thread))
 
 
-@router.get("/{thread_id}/state", summary="Get the state", response_model=schemas.ThreadState, responses=responses(404))
+@router.get("/{thread_id}/state", summary="Get the state", response_model=schemas.ThreadState, responses=responses(404, 409))
 async def get_state(thread_id: ThreadId, states: States, principal: Reader, subgraphs: Subgraphs = False) -> Response:
     """Values, next nodes, tasks and pending questions at the newest checkpoint; all empty before the first run."""
     return reply(await states.read(principal, thread_id, subgraphs=subgraphs))
@@ -129,7 +129,7 @@ async def update_state(thread_id: ThreadId, body: schemas.StateUpdate, states: S
     "/{thread_id}/state/checkpoint",
     summary="Get the state at a checkpoint",
     response_model=schemas.ThreadState,
-    responses=responses(404),
+    responses=responses(404, 409),
 )
 async def get_state_at(thread_id: ThreadId, body: schemas.StateAt, states: States, principal: Reader) -> Response:
     """The state at a checkpoint; with `checkpoint_ns` that of a subgraph."""
@@ -140,7 +140,7 @@ async def get_state_at(thread_id: ThreadId, body: schemas.StateAt, states: State
     "/{thread_id}/state/{checkpoint_id}",
     summary="Get the state at a checkpoint",
     response_model=schemas.ThreadState,
-    responses=responses(404),
+    responses=responses(404, 409),
 )
 async def get_state_by_id(
     thread_id: ThreadId, checkpoint_id: CheckpointId, states: States, principal: Reader, subgraphs: Subgraphs = False
@@ -151,7 +151,7 @@ async def get_state_by_id(
 
 
 @router.get(
-    "/{thread_id}/history", summary="Get the history", response_model=list[schemas.ThreadState], responses=responses(404)
+    "/{thread_id}/history", summary="Get the history", response_model=list[schemas.ThreadState], responses=responses(404, 409)
 )
 async def get_history(
     thread_id: ThreadId,
@@ -166,7 +166,10 @@ async def get_history(
 
 
 @router.post(
-    "/{thread_id}/history", summary="Search the history", response_model=list[schemas.ThreadState], responses=responses(404)
+    "/{thread_id}/history",
+    summary="Search the history",
+    response_model=list[schemas.ThreadState],
+    responses=responses(404, 409),
 )
 async def search_history(
     thread_id: ThreadId, states: States, principal: Reader, body: schemas.HistorySearch | None = None

@@ -198,7 +198,12 @@ class ThreadService:
         return None
 
     def graph(self, pinned: Pinned) -> Graph:
-        """The compiled graph of an assistant version."""
+        """The compiled graph of an assistant version; Conflict if this server does not serve it any more."""
+        if pinned.graph_id not in self.graphs.graph_ids:
+            raise Conflict(
+                f"The thread's graph '{pinned.graph_id}' is not served any more. Add it to langgraph.json again.",
+                code="graph_not_served",
+            )
         return self.graphs.graph(pinned.graph_id, pinned.key, pinned.config)
 
     async def settle(

@@ -7,9 +7,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from asgi import HI, new_thread, ran
+from asgi import HI, new_thread, ran, serving
 
 from app.auth import SCOPES, create_key
+from app.db.engine import Database
 from app.resources import Resources
 
 EMPTY = {
@@ -296,3 +297,19 @@ async def test_a_branch_may_bring_the_id_of_the_message_it_replaces(api: httpx.A
         answer = await api.post(f"/threads/{thread_id}/runs/wait", json={**run, "checkpoint": at["checkpoint"]})
         assert answer.status_code == status, answer.text
     assert [m["content"] for m in answer.json()["messages"]] == ["edited", "Hello 1"]
+
+
+async def test_a_thread_whose_graph_is_gone_says_so(api: httpx.AsyncClient, database: Database) -> None:
+    thread_id = await new_thread(api)
+    await ran(api, thread_id)
+    async with serving(database.url) as (other, _):
+        for method, path, body in (
+            ("GET", "state", None),
+            ("POST", "history", {}),
+            ("POST", "state", {}),
+            ("POST", "copy", None),
+        ):
+            refused = await other.request(method, f"/threads/{thread_id}/{path}", json=body)
+            assert (refused.status_code, refused.json()["code"]) == (409, "graph_not_served"), path
+        assert (await other.get(f"/threads/{thread_id}")).json()["status"] == "interrupted"
+        assert (await other.delete(f"/threads/{thread_id}")).status_code == 204
