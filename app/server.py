@@ -124,6 +124,7 @@ class Server(uvicorn.Server):
             # What start-up made lives as long as the process: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(20_000, 20, 50)  # runs make many short-lived objects and few cycles
             host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
             print(f"Keyturn is ready: http://{host}:{bound_port(sockets)}/inbox", flush=True)
 
