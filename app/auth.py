@@ -154,7 +154,7 @@ async def any_key(tx: AsyncSession) -> bool:
 
 
 async def notify_keys(tx: AsyncSession) -> None:
-    """Tell every process to forget what it knows of keys."""
+    """Tell every process to forget what it knows of keys. In the transaction itself: keys change seldom, and at once."""
     await tx.execute(select(func.pg_notify(KEYS_CHANNEL, "")))
 
 

@@ -47,18 +47,20 @@ class Installation:
     major: int
 
 
-def find_account() -> Account | None:
-    """None for an ordinary user, who runs the server as himself. For root: an unprivileged account that is there already."""
+def find_account(cluster: Path | None = None) -> Account | None:
+    """None for an ordinary user, who runs the server as himself. For root: who owns the cluster that is there already, else
+    an unprivileged account that the system has."""
     if os.geteuid() != 0:
         return None
-    for name in (os.environ.get("KEYTURN_PG_ACCOUNT"), *ACCOUNTS):
+    if cluster is not None and (owner := cluster.stat()).st_uid != 0:
+        return Account(f"the owner of {cluster} (uid {owner.st_uid})", owner.st_uid, owner.st_gid)
+    named = os.environ.get("KEYTURN_PG_ACCOUNT")
+    for name in (named,) if named else ACCOUNTS:
         with contextlib.suppress(KeyError):
-            if name:
-                found = pwd.getpwnam(name)
-                return Account(name, found.pw_uid, found.pw_gid)
-    raise EmbeddedPostgresError(
-        "Postgres does not run as root and there is no account `postgres` or `nobody`. Set DATABASE_URL."
-    )
+            found = pwd.getpwnam(name)
+            return Account(name, found.pw_uid, found.pw_gid)
+    wanted = f"`{named}`" if named else "`postgres` or `nobody`"
+    raise EmbeddedPostgresError(f"Postgres does not run as root and there is no account {wanted}. Set DATABASE_URL.")
 
 
 def can_enter(account: Account, path: Path) -> bool:
@@ -72,6 +74,9 @@ def find_installation(major: int | None, account: Account | None, home: Path) ->
 
     The wheel goes first, not the system: every machine then runs what was tested.
     """
+    named = os.environ.get("KEYTURN_PG_BIN")
+    if named and _major(Path(named)) is None:
+        raise EmbeddedPostgresError(f"KEYTURN_PG_BIN={named} holds no program `postgres` that runs.")
     seen: list[str] = []
     for directory in _candidates():
         if not all(os.access(directory / program, os.X_OK) for program in PROGRAMS):

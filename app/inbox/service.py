@@ -143,6 +143,8 @@ class InboxService:
             await decisions.close(tx, item, to, By.human(principal, "thread", reason=reason))
         if reason == "thread_deleted":
             await permits.forget(tx, thread.id)
+        else:
+            await self.runs.wake(tx, thread)
 
     async def asked(
         self,

@@ -7,15 +7,13 @@ decided inside the finishing transaction, under the run's epoch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained
-from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.assistants.service import AssistantService
@@ -25,21 +23,20 @@ from app.graphs.registry import Graphs
 from app.runs import queue
 from app.runs.claims import Claims, Execution
 from app.runs.failures import describe, is_outage
+from app.runs.invocation import NOTHING, Graph, feed, invocation, newest
 from app.runs.jobs import Jobs
 from app.runs.models import Run, RunKind, StopReason
-from app.runs.outcome import Outcome, goto_nodes, settle_thread
-from app.runs.ports import BREAKPOINT, InboxPort, RunFinished
+from app.runs.outcome import Outcome, settle_thread
+from app.runs.ports import InboxPort, RunFinished
 from app.settings import Settings
 from app.streaming.chunks import ChunkEncoder
 from app.streaming.log import EventLog
 from app.streaming.writer import RunWriter
-from app.threads.state import pending_interrupts
 
 log = structlog.get_logger(__name__)
 
-Graph = CompiledStateGraph[Any, Any, Any, Any]
-NOTHING = object()
-"""There is nothing left to feed to the graph: the run only has to be ended."""
+T = TypeVar("T")
+GIVEN_BACK = frozenset({StopReason.drained, StopReason.outage, StopReason.lease_lost})
 
 
 class Executor:
@@ -81,8 +78,8 @@ class Executor:
                 execution.task.cancel()
                 raise
             outcome = Outcome.stopped(execution.reason)
-        if outcome.reason in (StopReason.drained, StopReason.lease_lost):
-            await self._give_back(run, writer, outcome.reason)
+        if outcome.reason in GIVEN_BACK:
+            await self._give_back(execution, writer, outcome.reason)
             return None
         return await self._end(execution, writer, outcome)
 
@@ -102,24 +99,24 @@ class Executor:
                 )
             revision = await self._assistants.revision(run.assistant_id, run.assistant_version)
             graph = self._graphs.graph(run.graph_id, (run.assistant_id, run.assistant_version), revision.config)
-            config, context = self._config(run, revision.config)
+            config, context = invocation(self._graphs, self._settings, run, revision.config)
             encoder = ChunkEncoder(
                 run.kwargs.get("stream_mode") or ["values"],
                 subgraphs=bool(run.kwargs.get("stream_subgraphs")),
                 private=self._graphs.private_keys,
             )
-            feed = await self._feed(execution, graph, config)
-            if feed is not NOTHING:
-                await self._stream(execution, graph, feed, config, context, encoder, writer)
-            if feed is NOTHING or encoder.paused or encoder.interrupts:
-                snapshot = await graph.aget_state(config)
+            given = await feed(execution, graph, config)
+            if given is not NOTHING:
+                await self._stream(execution, graph, given, config, context, encoder, writer)
+            if given is NOTHING or encoder.paused or encoder.interrupts:
+                snapshot = await graph.aget_state(newest(run))
             return Outcome.of(encoder, snapshot)
         except GraphDrained:
             return Outcome.stopped(StopReason.drained)
         except Exception as error:
             if is_outage(error):
                 log.warning("run_lost_database", run_id=str(run.id), error=str(error))
-                return Outcome.stopped(StopReason.lease_lost)
+                return Outcome.stopped(StopReason.outage)
             log.info("run_failed", run_id=str(run.id), graph_id=run.graph_id, error=repr(error), exc_info=error)
             return Outcome.failed(describe(error), encoder)
 
@@ -127,7 +124,7 @@ class Executor:
         self,
         execution: Execution,
         graph: Graph,
-        feed: Any,
+        given: Any,
         config: RunnableConfig,
         context: Any,
         encoder: ChunkEncoder,
@@ -136,7 +133,7 @@ class Executor:
         kwargs = execution.run.kwargs
         subgraphs = bool(kwargs.get("stream_subgraphs"))
         stream: AsyncIterator[Any] = graph.astream(
-            feed,
+            given,
             config,
             context=context,
             stream_mode=encoder.langgraph_modes,  # type: ignore[arg-type]
@@ -151,87 +148,42 @@ class Executor:
             for event, data in encoder.encode(namespace, mode, payload):
                 writer.publish(event, data)
 
-    def _config(self, run: Run, assistant_config: dict[str, Any]) -> tuple[RunnableConfig, Any]:
-        """The configuration of one invocation. Client keys were filtered; ours go over them."""
-        kwargs = run.kwargs
-        setup = self._graphs.configurable(
-            run.graph_id, assistant_config, kwargs.get("config") or {}, kwargs.get("context") or {}
-        )
-        limit = min(setup.recursion_limit or self._settings.recursion_limit, self._settings.max_recursion_limit)
-        configurable = {
-            **setup.configurable,
-            "thread_id": str(run.thread_id),
-            "run_id": str(run.id),
-            "assistant_id": str(run.assistant_id),
-            "graph_id": run.graph_id,
-            "user_id": kwargs.get("owner") or run.subject,
-            "__keyturn_epoch": run.epoch,
-            "__keyturn_tenant": run.tenant_id,
-            # LangGraph then refuses an answer to a question that is not asked, rather than dropping it.
-            "__pregel_strict_resume": True,
-        }
-        if checkpoint := kwargs.get("checkpoint"):
-            configurable |= {k: checkpoint[k] for k in ("checkpoint_id", "checkpoint_ns") if checkpoint.get(k)}
-        return {
-            "configurable": configurable,
-            "recursion_limit": limit,
-            "metadata": {**run.metadata_, "run_attempt": run.attempts},
-            "tags": setup.tags,
-            "run_id": run.id,
-        }, setup.context
-
-    async def _feed(self, execution: Execution, graph: Graph, config: RunnableConfig) -> Any:
-        """What to give to the graph: on a first claim the run's own input or answers, on a later one what is left of them."""
+    async def _give_back(self, execution: Execution, writer: RunWriter, reason: StopReason) -> None:
+        """Stop without an outcome. Another process goes on, at once if the run can be released, else when the lease ends."""
         run = execution.run
-        own = self._own_input(run) if run.kind == RunKind.input else Command(resume=execution.answers)
-        if run.epoch == 1:
-            if BREAKPOINT in execution.answers:
-                return None
-            return own if run.kind == RunKind.input or execution.answers else NOTHING
-        snapshot = await graph.aget_state({"configurable": {"thread_id": str(run.thread_id)}})
-        asked = {p.interrupt_id for p in pending_interrupts(snapshot)}
-        left = {k: v for k, v in execution.answers.items() if k in asked}
-        head = snapshot.config.get("configurable", {}).get("checkpoint_id")
-        if run.kind == RunKind.input and head == run.base_checkpoint_id:
-            return own
-        # The state moved on under this run, so it must go on from its newest checkpoint, wherever it started.
-        config["configurable"].pop("checkpoint_id", None)
-        if left:
-            return Command(resume=left)
-        if asked or not snapshot.next:
-            return NOTHING
-        return None
-
-    @staticmethod
-    def _own_input(run: Run) -> Any:
-        command = run.kwargs.get("command")
-        if not command:
-            return run.kwargs.get("input")
-        return Command(update=command.get("update"), goto=goto_nodes(command.get("goto")))
-
-    async def _give_back(self, run: Run, writer: RunWriter, reason: StopReason) -> None:
-        """Stop without an outcome: another process goes on, at once after a drain, when the lease ends otherwise."""
         writer.abandon()
-        if reason is StopReason.drained:
+        log.info("run_given_back", run_id=str(run.id), reason=reason)
+        if reason is StopReason.lease_lost:
+            return
+
+        async def release() -> None:
             async with self._database.transaction() as tx:
                 thread = await queue.lock_thread(tx, run.thread_id)
                 if thread is not None and await queue.release(tx, run, reason):
                     await self._jobs.defer(tx, run.thread_id)
-        log.info("run_given_back", run_id=str(run.id), reason=reason)
 
-    async def _end(self, execution: Execution, writer: RunWriter, outcome: Outcome) -> Execution | None:
-        """End the run; wait for the database if it is away, as long as the lease is ours."""
+        await self._patiently(execution, release)
+
+    async def _patiently(self, execution: Execution, action: Callable[[], Awaitable[T]]) -> T:
+        """Do something with the database, and wait for it while it is away, as long as the lease is ours."""
         delay = 0.1
         while True:
             try:
-                return await self._finish(execution, writer, outcome)
+                return await action()
             except Exception as error:
                 if not is_outage(error) or execution.reason is StopReason.lease_lost:
-                    writer.abandon()
                     raise
-                log.warning("run_end_delayed", run_id=str(execution.run.id), error=str(error), retry_in=delay)
+                log.warning("database_awaited", run_id=str(execution.run.id), error=str(error), retry_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 2.0)
+
+    async def _end(self, execution: Execution, writer: RunWriter, outcome: Outcome) -> Execution | None:
+        """End the run. Returns what its thread runs next, if this process claimed it."""
+        try:
+            return await self._patiently(execution, lambda: self._finish(execution, writer, outcome))
+        except BaseException:
+            writer.abandon()
+            raise
 
     async def _finish(self, execution: Execution, writer: RunWriter, outcome: Outcome) -> Execution | None:
         run = execution.run
@@ -284,7 +236,7 @@ class Executor:
         try:
             revision = await self._assistants.revision(run.assistant_id, run.assistant_version)
             graph = self._graphs.graph(run.graph_id, (run.assistant_id, run.assistant_version), revision.config)
-            return outcome.with_state(await graph.aget_state({"configurable": {"thread_id": str(run.thread_id)}}))
+            return outcome.with_state(await graph.aget_state(newest(run)))
         except Exception as error:
             if is_outage(error):
                 raise

@@ -44,6 +44,7 @@ class StopReason(StrEnum):
     cancelled = "cancelled"
     timeout = "timeout"
     drained = "drained"
+    outage = "outage"
     lease_lost = "lease_lost"
 
 

@@ -55,6 +55,9 @@ class ResumeRuns(Protocol):
         The thread's row is locked and is marked busy. `request` brings the stream modes of the client that answers.
         """
 
+    async def wake(self, tx: AsyncSession, thread: Thread) -> None:
+        """The thread's questions were closed from outside: input that waited behind them may run."""
+
 
 class InboxPort(ThreadInbox, Protocol):
     """The gate between a thread and its open questions. The thread's row is locked by the caller in every method."""

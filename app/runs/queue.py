@@ -77,6 +77,11 @@ UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS 
     lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
 WHERE id = :id AND epoch = :epoch AND status = 'running'
 """)
+RELEASE = text("""
+UPDATE runs SET status = 'pending', stop_reason = :reason, owner = NULL, lease_until = NULL,
+    attempts = attempts - :uncounted, updated_at = now()
+WHERE id = :id AND epoch = :epoch AND status = 'running'
+""")
 CLAIM = _claim("")
 CLAIM_ANSWERS = _claim("AND kind = 'resume'")
 
@@ -171,14 +176,9 @@ async def finish(
 
 
 async def release(tx: AsyncSession, run: Run, reason: StopReason) -> bool:
-    """Give a running run back, to go on from its last checkpoint on any process at once."""
+    """Give a running run back: it goes on from its last checkpoint anywhere, at once. A drain does not count as an attempt."""
     row = await tx.execute(
-        text("""
-            UPDATE runs SET status = 'pending', stop_reason = :reason, owner = NULL, lease_until = NULL,
-                attempts = attempts - 1, updated_at = now()
-            WHERE id = :id AND epoch = :epoch AND status = 'running'
-        """),
-        {"id": run.id, "epoch": run.epoch, "reason": reason},
+        RELEASE, {"id": run.id, "epoch": run.epoch, "reason": reason, "uncounted": int(reason is StopReason.drained)}
     )
     return bool(row.rowcount)  # type: ignore[attr-defined]
 
@@ -216,6 +216,27 @@ async def active(tx: AsyncSession, thread_id: UUID) -> list[tuple[UUID, str, str
         {"thread_id": thread_id},
     )
     return [(row.id, row.status, row.kind) for row in rows]
+
+
+async def is_busy(tx: AsyncSession, thread_id: UUID) -> bool:
+    """Whether the thread runs something, or will without anybody's help."""
+    found = await tx.scalar(
+        text("""
+            SELECT 1 FROM runs WHERE thread_id = :thread_id
+              AND (status = 'running' OR (status = 'pending' AND waiting_for IS NULL)) LIMIT 1
+        """),
+        {"thread_id": thread_id},
+    )
+    return found is not None
+
+
+async def go_on(tx: AsyncSession, thread_id: UUID) -> bool:
+    """No question stands before queued input any more. Returns whether there is such input."""
+    freed = await tx.execute(
+        text("UPDATE runs SET waiting_for = NULL WHERE thread_id = :thread_id AND status = 'pending' RETURNING id"),
+        {"thread_id": thread_id},
+    )
+    return freed.first() is not None
 
 
 async def wait_for_human(tx: AsyncSession, thread_id: UUID) -> None:

@@ -13,6 +13,14 @@ from app.runs.schemas import RunCreate
 from app.settings import Settings
 from app.threads.messages import accept_input
 
+RESERVED = frozenset({"thread_id", "run_id", "assistant_id", "graph_id", "cron_id", "run_attempt"})
+"""Metadata that the server writes, and that checkpoints are told apart by."""
+
+
+def own_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """A client's metadata, without what only the server may say."""
+    return {k: v for k, v in metadata.items() if k not in RESERVED and not k.startswith("__")}
+
 
 def run_kwargs(settings: Settings, graphs: Graphs, principal: Principal, pinned: Pinned, request: RunCreate) -> dict[str, Any]:
     """What the run needs to execute anywhere at any time, checked and cleaned."""

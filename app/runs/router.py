@@ -8,7 +8,6 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from app.auth import Principal, require
 from app.openapi import responses
@@ -16,7 +15,7 @@ from app.runs.models import Run
 from app.runs.results import final_result
 from app.runs.schemas import RunCreate, RunRead
 from app.runs.service import RunService
-from app.streaming.sse import event_stream, parse_last_event_id
+from app.streaming.sse import KeptAlive, event_stream, parse_last_event_id
 
 router = APIRouter(prefix="/threads/{thread_id}/runs", tags=["runs"])
 
@@ -109,7 +108,7 @@ async def stream_run(thread_id: UUID, body: RunCreate, runs: Runs, principal: Wr
 async def wait_run(thread_id: UUID, body: RunCreate, runs: Runs, principal: Writer) -> Response:
     """Make a run and answer with its last values. A newline every few seconds keeps the connection alive."""
     run = await runs.create(principal, thread_id, body, watched=True)
-    return result(runs, run)
+    return result(runs, run, cancel_on_disconnect(runs, principal, run) if body.on_disconnect == "cancel" else None)
 
 
 @router.get("", response_model=list[RunRead], summary="List the runs of a thread", responses=responses(403, 404, 422))
@@ -185,11 +184,11 @@ async def delete_run(thread_id: UUID, run_id: UUID, runs: Runs, principal: Write
     return Response(status_code=204)
 
 
-def result(runs: RunService, run: Run) -> Response:
-    """A JSON response that is kept alive until the run has ended."""
+def result(runs: RunService, run: Run, gone: Callable[[], Awaitable[None]] | None = None) -> Response:
+    """A JSON response that is kept alive until the run has ended. `gone` is called if the client does not wait for it."""
 
     async def values() -> bytes | None:
         return await runs.thread_values(run.thread_id)
 
     body = final_result(runs.follow(run.id), fallback=values)
-    return StreamingResponse(body, media_type="application/json", headers=locations(run, "join"))
+    return KeptAlive(body, media_type="application/json", headers=locations(run, "join"), on_disconnect=gone)

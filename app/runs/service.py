@@ -13,7 +13,7 @@ from uuid_utils.compat import uuid7
 
 from app.assistants.service import AssistantService
 from app.auth import Principal, owned
-from app.codec import clean, dumps
+from app.codec import dumps
 from app.db.engine import Database, after_commit, hint
 from app.errors import Conflict, Invalid, NotFound
 from app.graphs.registry import Graphs
@@ -22,7 +22,7 @@ from app.runs.claims import Claims
 from app.runs.jobs import Jobs
 from app.runs.models import TERMINAL, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
-from app.runs.request import run_kwargs
+from app.runs.request import own_metadata, run_kwargs
 from app.runs.schemas import RunCreate
 from app.runs.worker import CANCEL_CHANNEL, Worker
 from app.settings import Settings
@@ -96,7 +96,7 @@ class RunService:
                 subject=principal.subject,
                 kind=RunKind.input,
                 kwargs=kwargs,
-                metadata_={**pinned.metadata, **clean(request.metadata)},
+                metadata_={**pinned.metadata, **own_metadata(request.metadata)},
                 multitask_strategy=request.multitask_strategy,
             )
             return await self._submit(tx, thread, run, busy=busy, delay=request.after_seconds)
@@ -146,6 +146,11 @@ class RunService:
         )
         made = await self._submit(tx, thread, run, busy=any(status == RunStatus.running for _, status, _ in active))
         return made.id
+
+    async def wake(self, tx: AsyncSession, thread: Thread) -> None:
+        """See `ResumeRuns`."""
+        if await queue.go_on(tx, thread.id):
+            await self.jobs.defer(tx, thread.id)
 
     async def _submit(self, tx: AsyncSession, thread: Thread, run: Run, *, busy: bool, delay: float | None = None) -> Run:
         """Insert the run: claimed at once by this process if it may start now and there is a slot, else for delivery."""
@@ -271,6 +276,6 @@ class RunService:
     async def _after_ending(self, tx: AsyncSession, thread: Thread) -> None:
         """A pending run ended without running: answers it would have carried are open again, and the thread may be free."""
         await self.inbox.revoke_unsent(tx, thread)
-        if not await queue.active(tx, thread.id):
+        if not await queue.is_busy(tx, thread.id):
             waiting = await self.inbox.waiting(tx, thread.id)
             thread.status = ThreadStatus.interrupted if waiting else ThreadStatus.idle

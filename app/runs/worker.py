@@ -83,8 +83,11 @@ class Worker:
             thread = await queue.lock_thread(tx, thread_id)
             if thread is None:
                 return False
-            execution = await self._claims.claim(tx, thread, paused=await self._inbox.waiting(tx, thread_id))
+            paused = await self._inbox.waiting(tx, thread_id)
+            execution = await self._claims.claim(tx, thread, paused=paused)
             if execution is None:
+                if paused:
+                    await queue.wait_for_human(tx, thread_id)
                 return False
             await queue.mark_busy(tx, thread_id)
             after_commit(tx, lambda: self.start(execution))

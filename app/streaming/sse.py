@@ -1,4 +1,4 @@
-"""Server-sent events over ASGI: frames that are encoded already, one send per wake, heartbeats as comments."""
+"""Responses that take their time over ASGI: server-sent events, and JSON that is kept alive until it is there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from app.streaming.channel import START, Frame, Id
 
 HEARTBEAT = b": heartbeat\r\n\r\n"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 ID = re.compile(r"(\d{1,9})-(\d{1,18})")
 
 
@@ -27,22 +28,22 @@ def parse_last_event_id(value: str | None) -> Id | None:
     return (int(match[1]), int(match[2])) if match else START
 
 
-class EventStream(Response):
-    """A response that sends batches of frames as they come. When the client goes away, `on_disconnect` is called."""
-
-    media_type = "text/event-stream"
+class KeptAlive(Response):
+    """A response whose body comes bit by bit. When the client goes away first, `on_disconnect` is called."""
 
     def __init__(
         self,
-        frames: AsyncIterator[list[Frame]],
+        body: AsyncIterator[bytes],
+        *,
+        media_type: str,
         headers: Mapping[str, str],
-        on_disconnect: Callable[[], Awaitable[None]] | None,
+        on_disconnect: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
-        self._frames = frames
+        self._body = body
         self._on_disconnect = on_disconnect
-        self.init_headers({**HEADERS, **headers, "content-type": "text/event-stream; charset=utf-8"})
+        self.init_headers({**HEADERS, **headers, "content-type": media_type})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -56,15 +57,14 @@ class EventStream(Response):
             gone.cancel()
             pump.cancel()
             await asyncio.gather(pump, gone, return_exceptions=True)
-            if (close := getattr(self._frames, "aclose", None)) is not None:
+            if (close := getattr(self._body, "aclose", None)) is not None:
                 await close()
         if not pump.cancelled() and (error := pump.exception()) is not None and not isinstance(error, OSError):
             raise error
 
     async def _pump(self, send: Send) -> None:
-        async for batch in self._frames:
-            body = b"".join([f.sse for f in batch]) if batch else HEARTBEAT
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        async for part in self._body:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -73,11 +73,16 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+async def _encoded(frames: AsyncIterator[list[Frame]]) -> AsyncIterator[bytes]:
+    async for batch in frames:
+        yield b"".join([f.sse for f in batch]) if batch else HEARTBEAT
+
+
 def event_stream(
     frames: AsyncIterator[list[Frame]],
     *,
     headers: Mapping[str, str],
     on_disconnect: Callable[[], Awaitable[None]] | None = None,
 ) -> Response:
-    """A response that streams frames until they end. An empty batch is sent as a heartbeat."""
-    return EventStream(frames, headers, on_disconnect)
+    """A response that streams frames until they end, those of a batch in one send. An empty batch is sent as a heartbeat."""
+    return KeptAlive(_encoded(frames), media_type=EVENT_STREAM, headers=headers, on_disconnect=on_disconnect)
