@@ -219,11 +219,11 @@ async def active(tx: AsyncSession, thread_id: UUID) -> list[tuple[UUID, str, str
 
 
 async def is_busy(tx: AsyncSession, thread_id: UUID) -> bool:
-    """Whether the thread runs something, or will without anybody's help."""
+    """Whether the thread runs something now, or has something that is due and only waits for its turn."""
     found = await tx.scalar(
-        text("""
+        text(f"""
             SELECT 1 FROM runs WHERE thread_id = :thread_id
-              AND (status = 'running' OR (status = 'pending' AND waiting_for IS NULL)) LIMIT 1
+              AND (status = 'running' OR ({DUE} AND waiting_for IS NULL)) LIMIT 1
         """),
         {"thread_id": thread_id},
     )

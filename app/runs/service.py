@@ -80,7 +80,7 @@ class RunService:
                     if watched:
                         run.kwargs = {**run.kwargs, "watchers": [*run.kwargs.get("watchers", ()), principal.subject]}
                     return run
-            busy = thread.status == ThreadStatus.busy and bool(await queue.active(tx, thread_id))
+            busy = thread.status == ThreadStatus.busy and await queue.is_busy(tx, thread_id)
             if busy and request.multitask_strategy == "reject":
                 raise Conflict(
                     "Thread is already running a task. Wait for it to finish or choose a different multitask strategy.",
