@@ -42,6 +42,8 @@ class Worker:
         self._jobs = jobs
         self._inbox = inbox
         self._tasks: set[asyncio.Task[None]] = set()
+        self._delivering: set[UUID] = set()
+        self._receiver: asyncio.Task[None] | None = None
         self._renewed = time.monotonic()
         listener.subscribe(CANCEL_CHANNEL, self._on_cancel)
 
@@ -68,14 +70,12 @@ class Worker:
 
     async def deliver(self, thread_id: UUID) -> None:
         """A job: wait for a slot, then run what the thread has to run, if anything."""
-        while self._claims.open and not self._claims.free:
+        self._delivering.add(thread_id)
+        while not self._claims.free:
             self._claims.released.clear()
             await self._claims.released.wait()
-        if self._claims.open:
-            await self.take(thread_id)
-        else:
-            async with self._database.transaction() as tx:
-                await self._jobs.defer(tx, thread_id)
+        await self.take(thread_id)
+        self._delivering.discard(thread_id)
 
     async def take(self, thread_id: UUID) -> bool:
         """Claim and start what the thread has to run now. Returns whether there was something."""
@@ -102,7 +102,7 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_leases(), name="leases")
             group.create_task(self._take_over(), name="reaper")
-            group.create_task(self._jobs.run(self.deliver), name="jobs")
+            self._receiver = group.create_task(self._jobs.run(self.deliver), name="jobs")
 
     async def _keep_leases(self) -> None:
         """Renew all leases in one statement, and give everything up before anybody else may take it."""
@@ -172,7 +172,7 @@ class Worker:
     async def drain(self, seconds: float) -> None:
         """Take nothing more, let running supersteps end for up to `seconds`, then give the rest back."""
         self._claims.open = False
-        self._claims.released.set()
+        await self._stop_receiving()
         for execution in list(self._claims.held.values()):
             execution.drain()
         if self._tasks:
@@ -182,3 +182,21 @@ class Worker:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
         log.info("worker_drained", unfinished=len(self._claims.held))
+
+    async def _stop_receiving(self) -> None:
+        """Take no job any more, and leave those that were taken and not started to others."""
+        if self._receiver is None:
+            return
+        self._receiver.cancel()
+        await asyncio.wait({self._receiver}, timeout=2.0)
+        self._receiver = None
+        if not self._delivering:
+            return
+        try:
+            async with self._database.transaction() as tx:
+                for thread_id in self._delivering:
+                    await self._jobs.defer(tx, thread_id)
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            log.warning("jobs_not_returned", error=repr(error))  # the sweep of another process finds their threads
