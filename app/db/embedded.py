@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -22,7 +23,7 @@ import structlog
 from psycopg import sql
 
 from app.db.binaries import Account, EmbeddedPostgresError, Installation, find_account, find_installation
-from app.db.home import UNQUOTABLE, clusters, data_home, make_socket_dir, own, prepare_home
+from app.db.home import SOCKET, UNQUOTABLE, clusters, data_home, make_socket_dir, own, prepare_home
 
 __all__ = ["DATABASE", "EmbeddedPostgres", "EmbeddedPostgresError", "data_home"]
 
@@ -42,6 +43,8 @@ RUNNING: dict[str, Any] = {
     "log_timezone": "UTC",
     "jit": "off",
 }
+MESSAGE = re.compile(r"\b(FATAL|ERROR|LOG|HINT|error):\s+(.*)")
+ROUTINE = re.compile(r"starting PostgreSQL|listening on|database system|checkpoint|redo|background worker|shutting down")
 
 
 class EmbeddedPostgres:
@@ -170,10 +173,9 @@ class EmbeddedPostgres:
         while True:
             try:
                 self._create_database()
-            except psycopg.OperationalError as error:
+            except psycopg.OperationalError:
                 if time.monotonic() > deadline:
                     raise
-                log.debug("postgres_not_ready", error=_one_line(error))
             else:
                 return
             if self._is_alive():
@@ -200,9 +202,9 @@ class EmbeddedPostgres:
         if self._account:
             os.chown(conf, self._account.uid, self._account.gid)
         conf.replace(self.data / "keyturn.conf")
-        if self.postmaster_pid is not None:  # not of a server that lives: Postgres itself would believe it
-            log.debug("postgres_pid_is_stale", pid=self.postmaster_pid)
-            (self.data / "postmaster.pid").unlink(missing_ok=True)
+        # Left by a server that was killed. Postgres would believe the pid in them, whoever has it by now.
+        for stale in (self.data / "postmaster.pid", self._socket_dir / f"{SOCKET}.lock"):
+            stale.unlink(missing_ok=True)
         self._pg_ctl("start", "-l", str(self.data / "server.log"), "-w", "-t", str(START_SECONDS))
         log.debug("postgres_started", home=str(self.home))
 
@@ -214,7 +216,9 @@ class EmbeddedPostgres:
     def _is_alive(self) -> bool:
         """Whether the pid file is that of a server of this cluster which lives. The pid alone says nothing: it is reused."""
         pid = self.postmaster_pid
-        if pid is None:
+        if pid is None:  # one that is just being written counts
+            with contextlib.suppress(OSError):
+                return time.time() - (self.data / "postmaster.pid").stat().st_mtime < 1
             return False
         if Path("/proc/self").exists():
             with contextlib.suppress(OSError):
@@ -283,11 +287,10 @@ def _quoted(value: object) -> str:
 
 
 def _reason(output: str) -> str:
-    """The line that says why, of all that a program and the server wrote."""
+    """The lines that say why, of all that a program and the server wrote, as one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
-    telling = [line for line in lines if "FATAL:" in line or "error:" in line]
-    hints = [line for line in lines if "HINT:" in line]
-    return " ".join([*(telling[-1:] or lines[-1:]), *hints[-1:]])[-400:]
+    found = [match for line in lines if (match := MESSAGE.search(line)) and not ROUTINE.match(match[2])]
+    return " ".join([match[2] for match in found[-3:]] or lines[-1:])[-400:]
 
 
 def _one_line(error: Exception) -> str:
