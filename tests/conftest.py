@@ -12,10 +12,10 @@ for _name in tuple(os.environ):
         del os.environ[_name]
 
 import asyncio
+import contextlib
 import fcntl
 import shutil
 import signal
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -44,27 +44,44 @@ FAST = {
     "shared_buffers": "64MB",
 }
 HOMES = "keyturn-tests-"
+ROOM = 2**30
+RUN_ID = pytest.StashKey[str]()
 TEMPLATE = "keyturn_template"
 LANGGRAPH_TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes", "store", "procrastinate_jobs")
 
 
-@pytest.fixture(scope="session")
-def run_id(request: pytest.FixtureRequest) -> str:
-    """One id for all workers of this run."""
-    config = getattr(request.config, "workerinput", None)
-    return str(config["testrunuid"])[:8] if config else uuid.uuid4().hex[:8]
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run an id that all its workers know."""
+    if not hasattr(config, "workerinput"):
+        config.stash[RUN_ID] = uuid.uuid4().hex
+        if config.pluginmanager.hasplugin("xdist"):
+            config.option.testrunuid = config.stash[RUN_ID]
 
 
-@pytest.fixture(scope="session")
-def postgres(run_id: str) -> Iterator[EmbeddedPostgres]:
-    """The Postgres of the run, in memory where the machine has room for that. The last worker to leave stops it."""
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """When all workers have gone, remove the run's Postgres, and what runs that were killed have left."""
+    if not hasattr(config, "workerinput"):
+        for home in _root().glob(f"{HOMES}*"):
+            _remove_if_unused(home)
+
+
+def _root() -> Path:
+    """In memory, where the machine has room for that: a container often has 64 MB."""
     shm = Path("/dev/shm")
-    root = shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-    home = root / f"{HOMES}{run_id}"
-    for other in root.glob(f"{HOMES}*"):
-        if other != home:
-            _remove_if_unused(other)  # of a run that was killed
-    with EmbeddedPostgres(home, FAST) as server:
+    if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > ROOM:
+        return shm
+    return Path("/tmp")  # TMPDIR may be a private directory, and the account that runs Postgres must get in
+
+
+def _home(config: pytest.Config) -> Path:
+    worker = getattr(config, "workerinput", None)
+    return _root() / f"{HOMES}{(worker['testrunuid'] if worker else config.stash[RUN_ID])[:12]}"
+
+
+@pytest.fixture(scope="session")
+def postgres(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+    """The Postgres of the run, shared by its workers. The last to leave stops it."""
+    with EmbeddedPostgres(_home(request.config), FAST) as server:
         with psycopg.connect(server.url("postgres"), autocommit=True) as admin:
             admin.execute("SELECT pg_advisory_lock(1)")  # one worker builds the template
             row = admin.execute("SELECT 1 FROM pg_database WHERE datname = %s AND datistemplate", [TEMPLATE]).fetchone()
@@ -74,31 +91,19 @@ def postgres(run_id: str) -> Iterator[EmbeddedPostgres]:
                 asyncio.run(migrate(server.url(TEMPLATE)))
                 admin.execute(f"ALTER DATABASE {TEMPLATE} WITH is_template true allow_connections false")
         yield server
-    _remove_if_unused(home)
 
 
 def _remove_if_unused(home: Path) -> None:
     """Remove the home of a Postgres that no test process uses. Its server, if it was left running, is told to stop."""
-    try:
-        with (home / "users").open("rb") as users:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for pid_file in home.glob("pg*/postmaster.pid"):
+    with contextlib.suppress(OSError), (home / "lock").open("rb") as lock, (home / "users").open("rb") as users:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while one starts or stops
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while one is in use
+        for pid_file in home.glob("pg*/postmaster.pid"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
                 pid = int(pid_file.read_text().split()[0])
                 if os.fsencode(home) in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGINT)
-    except (OSError, ValueError, IndexError):
-        if not (home / "users").exists() or _in_use(home):
-            return
-    shutil.rmtree(home, ignore_errors=True)
-
-
-def _in_use(home: Path) -> bool:
-    with (home / "users").open("rb") as users:
-        try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+                    os.kill(pid, signal.SIGQUIT)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
