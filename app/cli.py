@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -13,19 +16,22 @@ from uuid import UUID
 
 import orjson
 import psycopg
+from psycopg_pool import PoolTimeout
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app import __version__
 from app.auth import DEFAULT_TENANT, SCOPES, create_key, list_keys, revoke_key
 from app.db.engine import open_database
-from app.db.migrate import migrate
 from app.errors import AppError
 from app.inbox_cli import main as inbox_main
 from app.main import create_app
 from app.observability import configure_logging
-from app.server import StartError, database, prepare, say, serve
+from app.server import new_loop, serve
 from app.settings import Settings
+from app.startup import StartError, bring_up_to_date, database, one_line, prepare, say
 from app.worker import run_worker
 
 
@@ -39,18 +45,30 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"keyturn {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
 
-    server = commands.add_parser("serve", help="serve the API and execute runs (the default)")
+    server = commands.add_parser(
+        "serve",
+        help="serve the API and execute runs (the default)",
+        description="Serve the API and execute runs. Without DATABASE_URL, an embedded Postgres is started and migrated too.",
+    )
     server.add_argument("--host", help="address to listen on (127.0.0.1)")
     server.add_argument("--port", type=int, help="port to listen on (8123; 0 for any)")
     _common(server)
     server.add_argument("--no-examples", dest="examples", action="store_false", default=None, help="do not offer the examples")
     server.set_defaults(run=_serve)
 
-    worker = commands.add_parser("worker", help="execute runs without serving the API")
+    worker = commands.add_parser(
+        "worker",
+        help="execute runs without serving the API",
+        description="Execute runs without serving the API. Any number of workers and servers may share a DATABASE_URL.",
+    )
     _common(worker)
     worker.set_defaults(run=_worker)
 
-    migration = commands.add_parser("migrate", help="bring the database to this version's schema")
+    migration = commands.add_parser(
+        "migrate",
+        help="bring the database to this version's schema",
+        description="Bring the database to this version's schema. May be run at any time, by any number of processes at once.",
+    )
     _common(migration)
     migration.set_defaults(run=_migrate)
 
@@ -60,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose data the key reaches")
     create.add_argument("--name", default="", help="a note for the list")
     create.add_argument("--scopes", default=",".join(sorted(SCOPES)), help="comma separated; all by default")
-    create.add_argument("--expires-days", type=float, help="days after which the key stops to work")
+    create.add_argument("--expires-days", type=_days, metavar="DAYS", help="days after which the key stops to work")
     create.set_defaults(run=_with_tx(_keys_create))
     listing = keys.add_parser("list", help="list keys, without their text")
     listing.set_defaults(run=_with_tx(_keys_list))
@@ -74,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     openapi.set_defaults(run=_openapi)
 
     db = commands.add_parser("db", help="about the database").add_subparsers(dest="action", required=True)
-    url = db.add_parser("url", help="start or join the embedded Postgres, print its address, and wait for Ctrl-C")
+    url = db.add_parser("url", help="print the address of the database; an embedded one runs until Ctrl-C")
     _common(url)
     url.set_defaults(run=_db_url)
 
@@ -82,9 +100,19 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _days(text: str) -> timedelta:
+    try:
+        days = timedelta(days=float(text))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days") from None
+    if not timedelta(0) < days < timedelta(days=36_500):
+        raise argparse.ArgumentTypeError("must be more than 0, and at most a hundred years")
+    return days
+
+
 def _common(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--data-dir", type=Path, help="where the embedded Postgres lives (.keyturn)")
-    sub.add_argument("--config", type=Path, help="a langgraph.json whose graphs are served")
+    sub.add_argument("--data-dir", type=Path, metavar="DIR", help="where the embedded Postgres lives (.keyturn)")
+    sub.add_argument("--config", type=Path, metavar="FILE", help="a langgraph.json whose graphs are served")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -96,6 +124,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "setting"
         raise StartError(f"KEYTURN_{name.upper().removeprefix('KEYTURN_')}: {first['msg']}") from error
+    except SettingsError as error:
+        raise StartError(one_line(error)) from error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,18 +136,24 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or (argv[0].startswith("--") and argv[0] not in ("--help", "--version")):
         argv = ["serve", *argv]
     args = parser().parse_args(argv)
+    # As Ctrl-C does, SIGTERM unwinds, so that an embedded Postgres is stopped. A server has better handlers once it runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         settings = settings_of(args)
         configure_logging(settings)
-        return int(args.run(args, settings) or 0)
+        code = int(args.run(args, settings) or 0)
+        sys.stdout.flush()
+        return code
     except (StartError, AppError) as error:
-        sys.stderr.write(f"keyturn: {error}\n")
-        return 1
-    except psycopg.OperationalError as error:
-        sys.stderr.write(f"keyturn: the database does not answer: {' '.join(str(error).split())[:200]}\n")
-        return 1
+        say(f"keyturn: {error}")
+    except (psycopg.Error, SQLAlchemyError, PoolTimeout) as error:
+        say(f"keyturn: the database does not do its part: {one_line(getattr(error, 'orig', None) or error)}")
+    except BrokenPipeError:  # whoever reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
+    return 1
 
 
 def _serve(_: argparse.Namespace, settings: Settings) -> int:
@@ -126,17 +162,14 @@ def _serve(_: argparse.Namespace, settings: Settings) -> int:
 
 def _worker(_: argparse.Namespace, settings: Settings) -> None:
     with database(settings) as (url, embedded):
-
-        async def work() -> None:
-            await prepare(settings.model_copy(update={"host": "127.0.0.1"}), url, embedded=embedded)
-            await run_worker(settings, url)
-
-        asyncio.run(work())
+        asyncio.run(prepare(settings, url, embedded=embedded))
+        with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(run_worker(settings, url))
 
 
 def _migrate(_: argparse.Namespace, settings: Settings) -> None:
     with database(settings) as (url, _embedded):
-        asyncio.run(migrate(url, lambda step: say(f"Migrating: {step}")))
+        asyncio.run(bring_up_to_date(url, lambda step: say(f"Migrating: {step}")))
     say("The database is up to date.")
 
 
@@ -148,7 +181,7 @@ def _with_tx(command: TxCommand) -> Callable[[argparse.Namespace, Settings], int
 
     def run(args: argparse.Namespace, settings: Settings) -> int:
         async def inside(url: str, embedded: bool) -> int:
-            await prepare(settings.model_copy(update={"host": "127.0.0.1"}), url, embedded=embedded)
+            await prepare(settings, url, embedded=embedded)
             async with open_database(url, pool_size=4, name="keyturn-cli") as db, db.transaction() as tx:
                 return await command(tx, args)
 
@@ -160,8 +193,9 @@ def _with_tx(command: TxCommand) -> Callable[[argparse.Namespace, Settings], int
 
 async def _keys_create(tx: AsyncSession, args: argparse.Namespace) -> int:
     scopes = [scope.strip() for scope in args.scopes.split(",") if scope.strip()]
-    expires = timedelta(days=args.expires_days) if args.expires_days is not None else None
-    row, key = await create_key(tx, tenant=args.tenant, subject=args.subject, name=args.name, scopes=scopes, expires_in=expires)
+    row, key = await create_key(
+        tx, tenant=args.tenant, subject=args.subject, name=args.name, scopes=scopes, expires_in=args.expires_days
+    )
     print(f"id:  {row.id}\nkey: {key}\nThe key is shown this once. From now on every request needs one, as X-Api-Key.")
     return 0
 
@@ -185,9 +219,11 @@ def _openapi(_: argparse.Namespace, settings: Settings) -> None:
 
 
 def _db_url(_: argparse.Namespace, settings: Settings) -> None:
-    with database(settings) as (url, _embedded):
+    with database(settings) as (url, embedded):
         print(url, flush=True)
-        asyncio.run(asyncio.Event().wait())
+        if embedded:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
 
 
 if __name__ == "__main__":

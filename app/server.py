@@ -1,4 +1,4 @@
-"""The server process: uvicorn with signals of our own, the embedded Postgres around it, and what a person sees at start.
+"""The server process: uvicorn with signals and a lifespan of our own, and the embedded Postgres around it.
 
 uvicorn alone waits for open streams for ever. Here SIGTERM turns readiness off, brings runs to a safe point, ends the
 streams, and then stops; a second signal stops at once.
@@ -7,196 +7,135 @@ streams, and then stops; a second signal stops at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import socket
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from app.auth import any_key
-from app.db.binaries import EmbeddedPostgresError
-from app.db.embedded import EmbeddedPostgres, data_home
-from app.db.engine import open_database
-from app.db.migrate import migrate, pending
 from app.main import create_app
 from app.resources import Resources
 from app.settings import Settings
+from app.startup import bind, database, prepare, shown_url
 
 log = structlog.get_logger(__name__)
 
-
-class StartError(RuntimeError):
-    """The server cannot start. The message is one line that says what to do."""
-
-
-def say(line: str) -> None:
-    """A line of progress for whoever started the process. Results go to stdout, so that they can be piped."""
-    sys.stderr.write(f"{line}\n")
-
-
-@contextmanager
-def database(settings: Settings) -> Iterator[tuple[str, bool]]:
-    """The database to use: `(url, embedded)`. An embedded one runs as long as somebody is in here."""
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value(), False
-        return
-    home = data_home(settings.data_dir)
-    say(f"Starting Postgres in {home}")
-    server = EmbeddedPostgres(home)
-    try:
-        server.acquire()
-    except (EmbeddedPostgresError, OSError) as error:
-        raise StartError(str(error)) from error
-    try:
-        yield server.url(), True
-    finally:
-        server.release()
-
-
-async def prepare(settings: Settings, url: str, *, embedded: bool) -> None:
-    """Migrate the embedded database; refuse an outdated one of somebody else, and an open door."""
-    try:
-        outdated = await pending(url)
-    except Exception as error:
-        raise StartError(f"The database does not answer: {_one_line(error)}. Check DATABASE_URL.") from error
-    if outdated and not embedded:
-        raise StartError("The database lacks migrations. Run `keyturn migrate` with the same DATABASE_URL, then start again.")
-    if outdated:
-        say("Migrating the database")
-        await migrate(url)
-    if not settings.loopback_only and settings.bootstrap_key is None:
-        async with open_database(url, pool_size=4, name="keyturn-start") as db, db.transaction() as tx:
-            if not await any_key(tx):
-                raise StartError(
-                    f"Listening on {settings.host} needs an API key, or everybody could use this server. "
-                    "Make one with `keyturn keys create`, or listen on 127.0.0.1."
-                )
+CLOSING_SECONDS = 1.5
+"""What is left after the grace for running steps, to end streams and close pools."""
 
 
 class Server(uvicorn.Server):
     """uvicorn, told to stop by us."""
 
-    def __init__(self, app: FastAPI, config: uvicorn.Config, settings: Settings) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, settings: Settings, listener: socket.socket) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",  # ours is around this server, so that its errors are ours
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,  # nothing here builds absolute addresses
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=1,
+            )
+        )
         self._app = app
         self._settings = settings
-        self._stopping: asyncio.Task[None] | None = None
+        self._listener = listener
+        self._main: asyncio.Task[bool] | None = None
+        self._draining: asyncio.Task[None] | None = None
         self.broken = False
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Our handlers instead of uvicorn's, which would raise the signal again at the end and skip what comes after."""
+    async def run_until_stopped(self, url: str, *, embedded: bool) -> bool:
+        """Prepare the database, open everything, serve, close. Returns False when a part of the process died."""
+        self._main = asyncio.current_task()
+        self._app.state.side_task_broke = self.side_task_broke
+        with self._signals():
+            await prepare(self._settings, url, embedded=embedded, listens=True)
+            async with self._app.router.lifespan_context(self._app):
+                await self.serve(sockets=[self._listener])
+        return not self.broken
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop, number)
+            loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
         try:
             yield
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def stop(self, number: int | None = None) -> None:
-        """Begin to stop; the second time, stop at once."""
-        if self._stopping is not None:
-            self.force_exit = True
-            return
-        log.info("stopping", signal=signal.Signals(number).name if number else None)
-        self._stopping = asyncio.create_task(self._drain(), name="drain")
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own handlers would raise the signal again at the end, and skip what comes after."""
+        yield
+
+    def stop(self, why: str) -> None:
+        """Begin to stop; the second time, or before anything is served, stop at once."""
+        if self._draining is None and self.started:
+            log.info("stopping", why=why)
+            self._draining = asyncio.create_task(self._drain(), name="drain")
+            # Neither a database that does not answer nor a stream that does not end may keep the process.
+            patience = self._settings.shutdown_seconds + CLOSING_SECONDS
+            asyncio.get_running_loop().call_later(patience, self._give_up, "the time is over")
+        else:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        log.warning("stopping_at_once", why=why)
+        self.force_exit = self.should_exit = True
+        assert self._main is not None
+        self._main.cancel()
 
     async def _drain(self) -> None:
-        # `config.loaded_app` is uvicorn's wrapping of the application, which has no state.
-        resources: Resources | None = getattr(getattr(self.config.app, "state", None), "resources", None)
+        resources: Resources = self._app.state.resources
         try:
-            if resources is not None:
+            async with asyncio.timeout(self._settings.shutdown_seconds + CLOSING_SECONDS / 2):
                 await resources.drain()
+        except TimeoutError:
+            log.warning("drain_timed_out")
         finally:
             self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say where the server is once it answers."""
         await super().startup(sockets=sockets)
-        if self.started:
-            # What start-up made lives as long as the process: the collector need not look at it again and again.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(20_000, 20, 50)  # runs make many short-lived objects and few cycles
-            host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-            print(f"Keyturn is ready: http://{host}:{bound_port(sockets)}/inbox", flush=True)
+        # What start-up made lives as long as the process: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)  # runs make many short-lived objects and few cycles
+        print(f"Keyturn is ready: {shown_url(self._settings, self._listener)}", flush=True)
 
     def side_task_broke(self) -> None:
         """A part of the process has died: better to end, and be started again, than to limp."""
         self.broken = True
-        self.stop()
-
-
-def bound_port(sockets: list[socket.socket] | None) -> int:
-    """The port that was bound, also when any was asked for."""
-    port: int = sockets[0].getsockname()[1] if sockets else 0
-    return port
-
-
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket, or one line that says why not."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise StartError(
-            f"Cannot listen on {settings.host}:{settings.port}: {error.strerror or error}. "
-            "Stop what listens there, or choose another --port."
-        ) from error
-    listener.listen(2048)
-    listener.setblocking(False)
-    return listener
-
-
-async def _serve(settings: Settings, url: str, listener: socket.socket) -> bool:
-    app = create_app(settings, url)
-    config = uvicorn.Config(
-        app,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # nothing here builds absolute addresses
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=1,
-    )
-    server = Server(app, config, settings)
-    app.state.side_task_broke = server.side_task_broke
-    await server.serve(sockets=[listener])
-    if not server.started:
-        raise StartError("The server could not start. The reason stands above.")
-    return not server.broken
+        self.stop("a part of the server died")
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until a signal. Returns the exit code. Raises StartError."""
-    listener = bind(settings)  # before the slow part: a port in use is the most common reason
-    try:
-        with database(settings) as (url, embedded), asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(prepare(settings, url, embedded=embedded))
-            return 0 if runner.run(_serve(settings, url, listener)) else 1
-    finally:
-        listener.close()
+    """Run the server until a signal. Returns the exit code. Raises StartError, and an AppError for a wrong project."""
+    # First of all, before the slow part: a port in use is the most common reason not to start.
+    with contextlib.closing(bind(settings)) as listener, database(settings) as (url, embedded):
+        server = Server(create_app(settings, url), settings, listener)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            try:
+                return 0 if runner.run(server.run_until_stopped(url, embedded=embedded)) else 1
+            except asyncio.CancelledError:
+                return 1 if server.broken else 0
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop, which is faster."""
     import uvloop  # noqa: PLC0415 (not on every platform)
 
     return uvloop.new_event_loop()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
