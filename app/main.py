@@ -92,6 +92,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = str(error.detail)
     if error.status_code == 404:
         message = f"There is no route {request.method} {request.url.path}. GET /openapi.json lists them all."
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{request.url.path} does not take {request.method}. Use {allowed}."
     answer = AppError(message, code=HTTP_CODES.get(error.status_code, "http_error"), headers=dict(error.headers or {}))
     answer.status = error.status_code
     return error_response(answer)

@@ -7,7 +7,8 @@ import os
 # Nothing of the caller's environment may reach a test, before anything reads it.
 for _name in tuple(os.environ):
     if _name.startswith(("KEYTURN_", "OPENAI_", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "PG")) or (
-        _name in ("DATABASE_URL",) or _name.lower().endswith("_proxy")
+        # Servers that tests start would compile every module anew, each time.
+        _name in ("DATABASE_URL", "PYTHONDONTWRITEBYTECODE") or _name.lower().endswith("_proxy")
     ):
         del os.environ[_name]
 
@@ -16,6 +17,7 @@ import contextlib
 import fcntl
 import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -124,6 +126,13 @@ def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def module_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A migrated database of the tests of one file."""
+    with _database(postgres) as url:
+        yield url
+
+
 @pytest.fixture
 def fresh_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A migrated database of this test."""
@@ -154,6 +163,14 @@ async def database(_worker_database: Database) -> Database:
         for table in tables:
             await connection.execute(f"DELETE FROM {table}")  # type: ignore[arg-type]
     return _worker_database
+
+
+@pytest.fixture(scope="session")
+def open_directory() -> Iterator[Path]:
+    """A directory that the account of an embedded Postgres may enter, unlike pytest's, if root runs the tests."""
+    with tempfile.TemporaryDirectory(dir=_root(), prefix="keyturn-homes-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -28,10 +28,11 @@ def free_port() -> int:
 class Server:
     """One `keyturn serve` process on one database."""
 
-    def __init__(self, log: Path, database_url: str, settings: dict[str, str]) -> None:
+    def __init__(self, log: Path, database_url: str, settings: dict[str, str], environment: dict[str, str]) -> None:
         self.log = log
         self.database_url = database_url
         self.settings = settings
+        self.environment = environment
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: asyncio.subprocess.Process | None = None
@@ -46,7 +47,7 @@ class Server:
         """Start the process and wait until it answers."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("COV_")}
         env |= {"DATABASE_URL": self.database_url, "KEYTURN_PORT": str(self.port), "KEYTURN_LOG_FORMAT": "text"}
-        env |= {f"KEYTURN_{k.upper()}": v for k, v in self.settings.items()}
+        env |= {f"KEYTURN_{k.upper()}": v for k, v in self.settings.items()} | self.environment
         with self.log.open("ab") as out:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "app.cli", "serve", env=env, stdout=out, stderr=out, cwd=Path(__file__).parents[1]
@@ -92,10 +93,10 @@ class Servers:
         self._directory = directory
         self._all: list[Server] = []
 
-    async def start(self, database_url: str, **settings: object) -> Server:
-        """A server on a database; settings become `KEYTURN_*` variables."""
+    async def start(self, database_url: str, *, environment: dict[str, str] | None = None, **settings: object) -> Server:
+        """A server on a database; settings become `KEYTURN_*` variables, `environment` is given to it as it is."""
         log = self._directory / f"server-{len(self._all)}.log"
-        server = Server(log, database_url, {k: str(v) for k, v in settings.items()})
+        server = Server(log, database_url, {k: str(v) for k, v in settings.items()}, environment or {})
         self._all.append(server)
         return await server.start()
 
