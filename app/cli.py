@@ -29,7 +29,8 @@ from app.errors import AppError
 from app.inbox_cli import main as inbox_main
 from app.main import create_app
 from app.observability import configure_logging
-from app.server import new_loop, serve
+from app.process import Process, leave
+from app.server import CLOSING_SECONDS, serve
 from app.settings import Settings
 from app.startup import StartError, bring_up_to_date, database, one_line, prepare, say
 from app.worker import run_worker
@@ -156,15 +157,16 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def _serve(_: argparse.Namespace, settings: Settings) -> int:
-    return serve(settings)
+def _serve(_: argparse.Namespace, settings: Settings) -> None:
+    leave(serve(settings))
 
 
 def _worker(_: argparse.Namespace, settings: Settings) -> None:
     with database(settings) as (url, embedded):
         asyncio.run(prepare(settings, url, embedded=embedded))
-        with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.suppress(asyncio.CancelledError):
-            runner.run(run_worker(settings, url))
+        process = Process(settings.shutdown_seconds + CLOSING_SECONDS)
+        code = process.run(run_worker(settings, url, process))
+    leave(code)
 
 
 def _migrate(_: argparse.Namespace, settings: Settings) -> None:

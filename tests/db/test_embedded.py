@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,12 +74,11 @@ Hold = Callable[..., Holder]
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A directory that the account of Postgres may enter, unlike pytest's, if root runs the tests."""
-    root = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**30 else None
-    with tempfile.TemporaryDirectory(dir=root, prefix="keyturn-embedded-") as name:
-        Path(name).chmod(0o711)
-        yield Path(name)
+def folder(open_directory: Path) -> Path:
+    """Room for this module's homes."""
+    path = open_directory / "embedded"
+    path.mkdir(mode=0o711)
+    return path
 
 
 @pytest.fixture(scope="module")

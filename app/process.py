@@ -1,0 +1,90 @@
+"""The life of a process that runs until it is told to stop: its signals, its loop, and an end that comes in time.
+
+The first signal asks, the second stops at once. Whatever hangs then, in a task or in a thread, is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import NoReturn
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+UNWIND_SECONDS = 0.5
+"""What a cancelled task gets to close what it has open."""
+
+
+class Process:
+    """Ends the work that it runs: asked by `stopping` when the work is `ready` for that, else by cancelling it."""
+
+    def __init__(self, patience: float) -> None:
+        self.stopping = asyncio.Event()
+        self.ready = False
+        self._patience = patience
+        self._work: asyncio.Task[None] | None = None
+        self._abandoned = asyncio.Event()
+        self._broken = False
+
+    def stop(self, why: str, *, broken: bool = False) -> None:
+        """Ask to stop; the second time, or before the work is ready, stop at once. `broken` makes the exit code 1."""
+        self._broken |= broken
+        if self.ready and not self.stopping.is_set():
+            log.info("stopping", why=why)
+            self.stopping.set()
+            # Neither a database that does not answer nor a stream that does not end may keep the process.
+            asyncio.get_running_loop().call_later(self._patience, self._give_up, "the time is over")
+        else:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        log.warning("stopping_at_once", why=why)
+        self.stopping.set()
+        if self._work is not None:
+            self._work.cancel()
+        asyncio.get_running_loop().call_later(UNWIND_SECONDS, self._abandoned.set)
+
+    async def _live(self, work: Coroutine[None, None, None]) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+        self._work = asyncio.create_task(work, name="work")
+        abandoned = asyncio.create_task(self._abandoned.wait())
+        await asyncio.wait({self._work, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+        abandoned.cancel()
+        if self._work.done() and not self._work.cancelled():
+            self._work.result()
+        return int(self._broken)
+
+    def run(self, work: Coroutine[None, None, None]) -> int:
+        """Do the work until it ends or is told to. Returns the exit code, and raises what the work raises."""
+        loop = new_loop()
+        try:
+            return loop.run_until_complete(self._live(work))
+        finally:
+            rest = asyncio.all_tasks(loop)
+            for task in rest:
+                task.cancel()
+            if rest:
+                _, hanging = loop.run_until_complete(asyncio.wait(rest, timeout=UNWIND_SECONDS))
+                if hanging:
+                    log.warning("left_behind", tasks=sorted(task.get_name() for task in hanging))
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop, which is faster."""
+    import uvloop  # noqa: PLC0415 (not on every platform)
+
+    return uvloop.new_event_loop()
+
+
+def leave(code: int) -> NoReturn:
+    """End now. The interpreter would wait for threads, and a tool that hangs in one would keep the process for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
