@@ -23,7 +23,7 @@ from app.graphs.saver import Saver
 from app.inbox.feed import InboxFeed
 from app.inbox.permits import PostgresEffectGate
 from app.inbox.service import InboxService
-from app.runs.claims import Claims
+from app.runs.claims import Claims, LeaseClock
 from app.runs.executor import Executor
 from app.runs.jobs import Jobs
 from app.runs.service import RunService
@@ -74,7 +74,8 @@ async def open_resources(
         listener = Listener(url, on_connect=database.heal)
         authenticator = Authenticator(settings, database)
         listener.subscribe(KEYS_CHANNEL, authenticator.forget)
-        saver = await stack.enter_async_context(Saver.open(database.pool))
+        clock = LeaseClock(settings.lease_seconds)
+        saver = await stack.enter_async_context(Saver.open(database.pool, may_write=clock.valid))
         postgres_store = AsyncPostgresStore(database.pool)
         stack.push_async_callback(_close_store, postgres_store)
         store = StoreService(postgres_store)
@@ -106,7 +107,9 @@ async def open_resources(
             claims=claims,
             jobs=jobs,
         )
-        worker = Worker(database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox)
+        worker = Worker(
+            database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox, clock=clock
+        )
         runs = RunService(
             settings=settings,
             database=database,

@@ -52,6 +52,10 @@ class Receipt:
     message: dict[str, Any]
 
 
+class LeaseLost(Exception):
+    """The run belongs to another process by now, or may: this one must neither carry out a call nor write its state."""
+
+
 class EffectGate(Protocol):
     """Hands out leave to carry out a gated call, once. Each method is one committed statement of its own."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg.types.json import Jsonb
 
 from app.db.engine import LangGraphPool
+from app.graphs.review import LeaseLost
 
 FLUSHERS = 2
 """Statements in flight at once: while one waits for its commit, the next can be built."""
@@ -74,17 +75,29 @@ class Operation:
 class Saver(AsyncPostgresSaver):
     """The saver of a process: one for all its runs. Opened by `Saver.open`."""
 
-    def __init__(self, pool: LangGraphPool, serde: SerializerProtocol | None = None) -> None:
+    def __init__(
+        self, pool: LangGraphPool, serde: SerializerProtocol | None = None, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         super().__init__(pool, serde=serde)
         self._pool = pool
         self._waiting: list[Operation] = []
         self._work = asyncio.Event()
+        self._may_write = may_write
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, pool: LangGraphPool, serde: SerializerProtocol | None = None) -> AsyncIterator[Saver]:
-        """A saver with its flushers. Whatever waits when it is closed fails."""
-        saver = cls(pool, serde)
+    async def open(
+        cls,
+        pool: LangGraphPool,
+        serde: SerializerProtocol | None = None,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> AsyncIterator[Saver]:
+        """A saver with its flushers. Whatever waits when it is closed fails.
+
+        `may_write` says whether this process still holds its runs. A process that was frozen for longer than its leases
+        must not write over what its successor wrote meanwhile.
+        """
+        saver = cls(pool, serde, may_write)
         flushers = [asyncio.create_task(saver._flush(), name=f"saver-{i}") for i in range(FLUSHERS)]
         try:
             yield saver
@@ -168,6 +181,8 @@ class Saver(AsyncPostgresSaver):
         return rows
 
     async def _write(self, operation: Operation) -> None:
+        if not self._may_write():
+            raise LeaseLost("The leases of this process have run out: another may hold its runs.")
         self._waiting.append(operation)
         self._work.set()
         await operation.done

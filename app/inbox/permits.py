@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.codec import clean, dumps, jsonable
 from app.db.engine import Database
-from app.graphs.review import GatedCall, Receipt
+from app.graphs.review import GatedCall, LeaseLost, Receipt
 from app.inbox.models import EffectPermit, InboxItem
 
 MINE = """
@@ -42,10 +42,6 @@ RETURN = f"""
     WHERE {MINE} AND receipt IS NULL AND spent_at IS NOT NULL
       AND spent_run_id IS NOT DISTINCT FROM %(run)s::uuid AND spent_epoch IS NOT DISTINCT FROM %(epoch)s::int
 """
-
-
-class LeaseLost(Exception):
-    """The run belongs to another process by now: this one must neither run the call nor say anything of it."""
 
 
 class PostgresEffectGate:

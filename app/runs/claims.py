@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,23 @@ class Execution:
     def drain(self) -> None:
         """Stop at the end of the current superstep."""
         self.control.request_drain()
+
+
+class LeaseClock:
+    """When this process last renewed its leases, by a clock that goes on while the process is frozen."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.renewed = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last renewal."""
+        return time.monotonic() - self.renewed
+
+    def valid(self) -> bool:
+        """Whether no other process can have taken over what this one held when it last looked."""
+        return self.age < self.seconds
 
 
 class Claims:

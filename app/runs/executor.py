@@ -13,13 +13,14 @@ from uuid import UUID
 
 import structlog
 from langchain_core.runnables import RunnableConfig
-from langgraph.errors import GraphDrained
+from langgraph.errors import GraphDrained, UnknownInterruptError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.assistants.service import AssistantService
 from app.codec import dumps
 from app.db.engine import Database, after_commit
 from app.graphs.registry import Graphs
+from app.graphs.review import LeaseLost
 from app.runs import queue
 from app.runs.claims import Claims, Execution
 from app.runs.failures import describe, is_outage
@@ -105,14 +106,22 @@ class Executor:
                 subgraphs=bool(run.kwargs.get("stream_subgraphs")),
                 private=self._graphs.private_keys,
             )
-            given = await feed(execution, graph, config)
-            if given is not NOTHING:
-                await self._stream(execution, graph, given, config, context, encoder, writer)
+            given = await feed(execution, graph, config, first=run.epoch == 1)
+            try:
+                if given is not NOTHING:
+                    await self._stream(execution, graph, given, config, context, encoder, writer)
+            except UnknownInterruptError:
+                # The process that held the run before us, frozen until now, went on just then: look again.
+                given = await feed(execution, graph, config, first=False)
+                if given is not NOTHING:
+                    await self._stream(execution, graph, given, config, context, encoder, writer)
             if given is NOTHING or encoder.paused or encoder.interrupts:
                 snapshot = await graph.aget_state(newest(run))
             return Outcome.of(encoder, snapshot)
         except GraphDrained:
             return Outcome.stopped(StopReason.drained)
+        except LeaseLost:
+            return Outcome.stopped(StopReason.outage)
         except Exception as error:
             if is_outage(error):
                 log.warning("run_lost_database", run_id=str(run.id), error=str(error))

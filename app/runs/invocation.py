@@ -49,11 +49,11 @@ def invocation(graphs: Graphs, settings: Settings, run: Run, assistant_config: d
     }, setup.context
 
 
-async def feed(execution: Execution, graph: Graph, config: RunnableConfig) -> Any:
+async def feed(execution: Execution, graph: Graph, config: RunnableConfig, *, first: bool) -> Any:
     """What to give to the graph: on a first claim the run's own input or answers, on a later one what is left of them."""
     run = execution.run
     own = _own_input(run) if run.kind == RunKind.input else Command(resume=execution.answers)
-    if run.epoch == 1:
+    if first:
         if BREAKPOINT in execution.answers:
             return None
         return own if run.kind == RunKind.input or execution.answers else NOTHING

@@ -14,7 +14,7 @@ import structlog
 from app.db.engine import Database, after_commit
 from app.db.listen import Listener
 from app.runs import queue
-from app.runs.claims import Claims, Execution, is_dead
+from app.runs.claims import Claims, Execution, LeaseClock, is_dead
 from app.runs.executor import Executor
 from app.runs.failures import is_outage
 from app.runs.jobs import Jobs
@@ -34,7 +34,15 @@ class Worker:
     """Executes runs of this process."""
 
     def __init__(
-        self, *, database: Database, listener: Listener, claims: Claims, executor: Executor, jobs: Jobs, inbox: InboxPort
+        self,
+        *,
+        database: Database,
+        listener: Listener,
+        claims: Claims,
+        executor: Executor,
+        jobs: Jobs,
+        inbox: InboxPort,
+        clock: LeaseClock,
     ) -> None:
         self._database = database
         self._claims = claims
@@ -44,7 +52,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._delivering: set[UUID] = set()
         self._receiver: asyncio.Task[None] | None = None
-        self._renewed = time.monotonic()
+        self._clock = clock
         listener.subscribe(CANCEL_CHANNEL, self._on_cancel)
 
     # -- executing
@@ -110,19 +118,19 @@ class Worker:
         while True:
             await asyncio.sleep(lease / 6)
             if not self._claims.held:
-                self._renewed = time.monotonic()
+                self._clock.renewed = time.monotonic()
                 continue
             try:
                 async with asyncio.timeout(lease / 6), self._database.transaction() as tx:
                     asked_at = time.monotonic()
                     before = list(self._claims.held.values())
                     still = await queue.renew(tx, self._claims.claimant, [e.run.id for e in before])
-                self._renewed = asked_at
+                self._clock.renewed = asked_at
             except Exception as error:
                 if not (is_outage(error) or isinstance(error, TimeoutError)):
                     raise
                 log.warning("leases_not_renewed", error=repr(error))
-                if time.monotonic() - self._renewed > lease * 2 / 3:
+                if self._clock.age > lease * 2 / 3:
                     for execution in list(self._claims.held.values()):
                         execution.stop(StopReason.lease_lost)
                 continue

@@ -12,10 +12,10 @@ from sqlalchemy import text
 from uuid_utils.compat import uuid7
 
 from app.db.engine import Database
-from app.graphs.review import GatedCall, Receipt, args_hash
+from app.graphs.review import GatedCall, LeaseLost, Receipt, args_hash
 from app.inbox import permits
 from app.inbox.models import InboxItem
-from app.inbox.permits import LeaseLost, PostgresEffectGate
+from app.inbox.permits import PostgresEffectGate
 from app.runs import queue
 from app.runs.models import Run, RunKind
 from app.runs.queue import Claimant
