@@ -53,7 +53,7 @@ def prepare_home(home: Path, account: Account | None) -> None:
             raise PermissionError(13, "it belongs to somebody else", str(home))
     except OSError as error:
         raise EmbeddedPostgresError(
-            f"The data directory {home} cannot be used: {error.strerror}. Name another --data-dir."
+            f"The data directory {home} cannot be used: {error.strerror}. Name another --data-dir, or set DATABASE_URL."
         ) from error
     if account and not can_enter(account, home):
         raise EmbeddedPostgresError(
