@@ -183,10 +183,11 @@ def test_a_debian_without_venv(checkout: Checkout) -> None:
     (checkout.bin / "uv").unlink()
     checkout.env["PYTHON"] = str(checkout.bin / "python3")
     (checkout.bin / "python3").write_text(
-        f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nexec {os.fsdecode(sys.executable)} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *ensurepip*) echo Traceback >&2; exit 1 ;; esac\nexec {os.fsdecode(sys.executable)} "$@"\n'
     )
     (checkout.bin / "python3").chmod(0o755)
     code, out, err = checkout.run()
     assert (code, out) == (1, [])
-    assert err[-1].endswith("On Debian and Ubuntu: apt-get install -y python3-venv")
+    [line] = err
+    assert line.endswith("On Debian and Ubuntu: apt-get install -y python3-venv")
     assert not (checkout.path / ".venv").exists()
