@@ -57,6 +57,7 @@ class Notifier:
         self._pool = pool
         self._waiting: set[tuple[str, str]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     def send(self, hints: Iterable[tuple[str, str]]) -> None:
         """Send `(channel, payload)` pairs soon."""
@@ -74,10 +75,15 @@ class Notifier:
             except (psycopg.Error, PoolTimeout, PoolClosed):
                 return  # whoever waits for it looks by himself in a while
 
+    def check(self) -> None:
+        """Have the pool replace connections that died."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._pool.check(), name="pool-check")
+
     async def flush(self) -> None:
-        """Wait until what was given is sent."""
-        if self._task is not None:
-            await self._task
+        """Wait for what is under way, before the pool is closed."""
+        tasks = [task for task in (self._task, self._checking) if task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(slots=True)
@@ -102,8 +108,7 @@ class Database:
 
     def heal(self) -> None:
         """Replace connections that died, so that nobody else has to find them. Called when the listener has reconnected."""
-        task = asyncio.ensure_future(self.pool.check())
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        self.notifier.check()
 
 
 def hint(tx: AsyncSession, channel: str, payload: str = "") -> None:
@@ -149,11 +154,11 @@ async def open_database(url: str, *, pool_size: int = 20, name: str = "keyturn")
         timeout=30,
         kwargs=args | {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
     )
+    notifier = Notifier(pool)
     try:
         await pool.open(wait=True, timeout=30)
-        notifier = Notifier(pool)
         yield Database(url, engine, async_sessionmaker(engine, expire_on_commit=False, autoflush=False), pool, notifier)
-        await notifier.flush()
     finally:
+        await notifier.flush()
         await pool.close()
         await engine.dispose()
