@@ -67,13 +67,15 @@ class Process:
         try:
             return loop.run_until_complete(self._live(work))
         finally:
-            rest = asyncio.all_tasks(loop)
+            hanging = rest = asyncio.all_tasks(loop)
             for task in rest:
                 task.cancel()
             if rest:
                 _, hanging = loop.run_until_complete(asyncio.wait(rest, timeout=UNWIND_SECONDS))
-                if hanging:
-                    log.warning("left_behind", tasks=sorted(task.get_name() for task in hanging))
+            if hanging:
+                log.warning("left_behind", tasks=sorted(task.get_name() for task in hanging))
+            else:
+                loop.close()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
