@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -183,7 +182,7 @@ def test_a_debian_without_venv(checkout: Checkout) -> None:
     (checkout.bin / "uv").unlink()
     checkout.env["PYTHON"] = str(checkout.bin / "python3")
     (checkout.bin / "python3").write_text(
-        f'#!/bin/sh\ncase "$*" in *ensurepip*) echo Traceback >&2; exit 1 ;; esac\nexec {os.fsdecode(sys.executable)} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *ensurepip*) echo Traceback >&2; exit 1 ;; esac\nexec "{sys.executable}" "$@"\n'
     )
     (checkout.bin / "python3").chmod(0o755)
     code, out, err = checkout.run()
