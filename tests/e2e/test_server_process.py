@@ -24,6 +24,16 @@ ROOT = Path(__file__).parents[2]
 STOP_WITHIN = 5.0
 SLOW = {"graph_id": "react", "config": {"configurable": {"model": {"provider": "scripted", "params": {"latency_ms": 60_000}}}}}
 HI = {"messages": [{"role": "user", "content": "hi"}]}
+BLOCKING_TOOL = """
+import pathlib, threading
+from langchain_core.tools import tool
+
+@tool
+def block(path: str) -> str:
+    \"\"\"Begin, and never end.\"\"\"
+    pathlib.Path(path).touch()
+    threading.Event().wait()
+"""
 
 
 class Process:
@@ -153,6 +163,27 @@ async def test_a_database_that_is_gone_does_not_keep_the_process(
             began = time.monotonic()
             assert await server.stop() == 0, server.tail()
             assert time.monotonic() - began < STOP_WITHIN + 1
+
+
+async def test_a_tool_that_hangs_in_a_thread_does_not_keep_the_process(
+    servers: Servers, fresh_database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tools.py").write_text(BLOCKING_TOOL)
+    (tmp_path / "langgraph.json").write_text('{"tools": {"block": "./tools.py:block"}}')
+    server = await servers.start(fresh_database_url, examples=0, shutdown_seconds=0.5, config=tmp_path / "langgraph.json")
+    call = {"if": ".", "tool_calls": [{"name": "block", "args": {"path": str(tmp_path / "begun")}}]}
+    model = {"provider": "scripted", "params": {"rules": [call]}}
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as api:
+        body = {"graph_id": "react", "config": {"configurable": {"model": model, "tools": ["block"]}}}
+        assistant = (await api.post("/assistants", json=body)).json()["assistant_id"]
+        thread = (await api.post("/threads", json={})).json()["thread_id"]
+        await api.post(f"/threads/{thread}/runs", json={"assistant_id": assistant, "input": HI})
+        async with asyncio.timeout(30):
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
+    began = time.monotonic()
+    assert await server.stop() == 0
+    assert time.monotonic() - began < STOP_WITHIN
 
 
 async def test_the_embedded_server_from_first_start_to_stop(open_directory: Path) -> None:
