@@ -23,6 +23,7 @@ from app.errors import AppError, Invalid, Unavailable
 from app.examples.seed import seed
 from app.inbox.router import router as inbox_router
 from app.resources import open_resources
+from app.runs.router import many as many_runs_router
 from app.runs.router import router as runs_router
 from app.settings import LOCAL_ORIGINS, Settings
 from app.store.router import router as store_router
@@ -53,7 +54,15 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
     app = FastAPI(title="Keyturn", version=__version__, description=DESCRIPTION, lifespan=lifespan)
     app.state.settings = settings
     app.state.side_task_broke = lambda: None  # set by whoever runs the process
-    for router in (assistants_router, threads_router, runs_router, inbox_router, store_router, observability.router):
+    for router in (
+        assistants_router,
+        threads_router,
+        runs_router,
+        many_runs_router,
+        inbox_router,
+        store_router,
+        observability.router,
+    ):
         app.include_router(router)
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -23,6 +23,7 @@ from app.graphs.saver import Saver
 from app.inbox.feed import InboxFeed
 from app.inbox.permits import PostgresEffectGate
 from app.inbox.service import InboxService
+from app.runs.cancel import Canceller
 from app.runs.claims import Claims, LeaseClock
 from app.runs.executor import Executor
 from app.runs.jobs import Jobs
@@ -110,6 +111,7 @@ async def open_resources(
         worker = Worker(
             database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox, clock=clock
         )
+        canceller = Canceller(database=database, events=events, threads=threads, inbox=inbox, jobs=jobs)
         runs = RunService(
             settings=settings,
             database=database,
@@ -121,6 +123,7 @@ async def open_resources(
             jobs=jobs,
             inbox=inbox,
             worker=worker,
+            canceller=canceller,
         )
         inbox.runs = runs
         events.ended = runs.ended

@@ -99,7 +99,8 @@ class Claims:
     async def taken(self, tx: AsyncSession, run: Run) -> Execution:
         """A run that was just claimed, with the answers that it carries."""
         answers = await self._inbox.answers(tx, run) if run.kind == RunKind.resume else {}
-        return Execution(run, answers)
+        # Cancelled while nobody held it: it is claimed only to be ended.
+        return Execution(run, answers, reason=StopReason.cancelled if run.cancel is not None else None)
 
 
 def process_name() -> str:

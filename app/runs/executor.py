@@ -16,12 +16,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, UnknownInterruptError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.assistants.service import AssistantService
+from app.assistants.service import AssistantService, Pinned
 from app.codec import dumps
 from app.db.engine import Database, after_commit
+from app.errors import AppError
 from app.graphs.registry import Graphs
 from app.graphs.review import LeaseLost
-from app.runs import queue
+from app.runs import lookup, queue
 from app.runs.claims import Claims, Execution
 from app.runs.failures import describe, is_outage
 from app.runs.invocation import NOTHING, Graph, feed, invocation, newest
@@ -33,6 +34,7 @@ from app.settings import Settings
 from app.streaming.chunks import ChunkEncoder
 from app.streaming.log import EventLog
 from app.streaming.writer import RunWriter
+from app.threads.checkpoints import in_transaction, undo_run
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +101,7 @@ class Executor:
                     }
                 )
             revision = await self._assistants.revision(run.assistant_id, run.assistant_version)
-            graph = self._graphs.graph(run.graph_id, (run.assistant_id, run.assistant_version), revision.config)
+            graph = self._graph_of(run, revision)
             config, context = invocation(self._graphs, self._settings, run, revision.config)
             encoder = ChunkEncoder(
                 run.kwargs.get("stream_mode") or ["values"],
@@ -200,7 +202,11 @@ class Executor:
             outcome = await self._with_state(run, outcome)
         async with self._database.transaction() as tx:
             thread = await queue.lock_thread(tx, run.thread_id)
-            if thread is None or not await queue.finish(tx, run, outcome.status, outcome.reason, outcome.error):
+            ended = thread is not None and await queue.finish(tx, run, outcome.status, outcome.reason, outcome.error)
+            if not ended and thread is not None and await queue.wants_rollback(tx, run):
+                outcome = await self._undone(tx, run)
+                ended = await queue.finish(tx, run, outcome.status, outcome.reason, rolled_back=True)
+            if not ended or thread is None:
                 writer.abandon()
                 log.warning("run_not_ours", run_id=str(run.id), epoch=run.epoch)
                 return None
@@ -226,8 +232,10 @@ class Executor:
             await settle_thread(
                 tx, thread, run, outcome, private=self._graphs.private_keys, busy=following is not None or handed_on
             )
-            ended = {"run_id": run.id, "status": outcome.status, "stop_reason": outcome.reason}
-            after_commit(tx, await writer.finish(tx, [*outcome.events, ("end", dumps(ended))]))
+            end = {"run_id": run.id, "status": outcome.status, "stop_reason": outcome.reason}
+            after_commit(tx, await writer.finish(tx, [*outcome.events, ("end", dumps(end))]))
+            if outcome.reason is StopReason.rolled_back:
+                await queue.forget(tx, [run.id])
         log.info("run_ended", run_id=str(run.id), thread_id=str(run.thread_id), status=outcome.status, reason=outcome.reason)
         return following
 
@@ -235,17 +243,32 @@ class Executor:
         """Tell other processes of what the thread runs next, when this one takes nothing more. Returns whether there is."""
         if paused:
             await queue.wait_for_human(tx, thread_id)
-        if self._claims.open or not await queue.has_due(tx, thread_id, paused=paused):
+        if self._claims.open or not await lookup.has_due(tx, thread_id, paused=paused):
             return False
         await self._jobs.defer(tx, thread_id)
         return True
 
+    async def _undone(self, tx: AsyncSession, run: Run) -> Outcome:
+        """Undo what a run did to its thread, and say how the thread stands now."""
+        await undo_run(tx, run.thread_id, run.id)
+        outcome = Outcome.stopped(StopReason.rolled_back)
+        try:
+            graph = await in_transaction(tx, await self._graph(run))
+        except AppError as error:  # it is not served any more
+            log.warning("state_unreadable", run_id=str(run.id), error=repr(error))
+            return outcome
+        return outcome.with_state(await graph.aget_state(newest(run)))
+
+    async def _graph(self, run: Run) -> Graph:
+        return self._graph_of(run, await self._assistants.revision(run.assistant_id, run.assistant_version))
+
+    def _graph_of(self, run: Run, revision: Pinned) -> Graph:
+        return self._graphs.graph(run.graph_id, (run.assistant_id, run.assistant_version), revision.config)
+
     async def _with_state(self, run: Run, outcome: Outcome) -> Outcome:
         """A run that was cut short or failed: read what it left behind, if that is possible at all."""
         try:
-            revision = await self._assistants.revision(run.assistant_id, run.assistant_version)
-            graph = self._graphs.graph(run.graph_id, (run.assistant_id, run.assistant_version), revision.config)
-            return outcome.with_state(await graph.aget_state(newest(run)))
+            return outcome.with_state(await (await self._graph(run)).aget_state(newest(run)))
         except Exception as error:
             if is_outage(error):
                 raise

@@ -42,10 +42,18 @@ class StopReason(StrEnum):
     breakpoint = "breakpoint"
     failed = "failed"
     cancelled = "cancelled"
+    rolled_back = "rolled_back"
     timeout = "timeout"
     drained = "drained"
     outage = "outage"
     lease_lost = "lease_lost"
+
+
+class CancelAction(StrEnum):
+    """What becomes of a cancelled run's work: it stays, or it is undone and the run forgotten."""
+
+    interrupt = "interrupt"
+    rollback = "rollback"
 
 
 class RunKind(StrEnum):

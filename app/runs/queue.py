@@ -17,7 +17,8 @@ from sqlalchemy import Executable, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
-from app.runs.models import TRANSITIONS, Run, RunStatus, StopReason
+from app.runs.lookup import DUE, ORDER
+from app.runs.models import TRANSITIONS, CancelAction, Run, RunStatus, StopReason
 from app.threads.models import Thread
 
 HEAD_CHECKPOINT = """(
@@ -30,10 +31,6 @@ CLAIMED = f"""
     lease_until = now() + make_interval(secs => :lease), started_at = coalesce(started_at, now()), updated_at = now(),
     base_checkpoint_id = CASE WHEN epoch = 0 THEN {HEAD_CHECKPOINT} ELSE base_checkpoint_id END
 """
-
-# Answers go first: they belong to the turn that is open. Then the order of submission.
-DUE = "status = 'pending' AND (not_before IS NULL OR not_before <= now())"
-ORDER = "(kind = 'resume') DESC, created_at, id"
 
 INSERT = select(Run).from_statement(
     text(f"""
@@ -75,7 +72,7 @@ LOCK = (
 FINISH = text("""
 UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS jsonb), owner = NULL,
     lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
-WHERE id = :id AND epoch = :epoch AND status = 'running'
+WHERE id = :id AND epoch = :epoch AND status = 'running' AND (cancel IS DISTINCT FROM 'rollback' OR :rolled_back)
 """)
 RELEASE = text("""
 UPDATE runs SET status = 'pending', stop_reason = :reason, owner = NULL, lease_until = NULL,
@@ -158,9 +155,18 @@ async def renew(tx: AsyncSession, claimant: Claimant, held: list[UUID]) -> dict[
 
 
 async def finish(
-    tx: AsyncSession, run: Run, status: RunStatus, reason: StopReason, error: dict[str, Any] | None = None
+    tx: AsyncSession,
+    run: Run,
+    status: RunStatus,
+    reason: StopReason,
+    error: dict[str, Any] | None = None,
+    *,
+    rolled_back: bool = False,
 ) -> bool:
-    """End a running run under its epoch. False when the run is not this process' any more: discard everything."""
+    """End a running run under its epoch. False when it must not end so, and everything is to be discarded:
+
+    it is not this process' any more, or somebody asked for it to be rolled back (see `wants_rollback`).
+    """
     check(RunStatus.running, status)
     row = await tx.execute(
         FINISH,
@@ -169,6 +175,7 @@ async def finish(
             "epoch": run.epoch,
             "status": status,
             "reason": reason,
+            "rolled_back": rolled_back,
             "error": orjson.dumps(error).decode() if error is not None else None,
         },
     )
@@ -183,51 +190,45 @@ async def release(tx: AsyncSession, run: Run, reason: StopReason) -> bool:
     return bool(row.rowcount)  # type: ignore[attr-defined]
 
 
-async def cancel(
-    tx: AsyncSession, thread: Thread, run_ids: Iterable[UUID] | None, action: str
-) -> tuple[list[UUID], list[UUID]]:
-    """Cancel runs of a (locked) thread, or all of them. Returns those ended at once, and those told to stop.
+async def wants_rollback(tx: AsyncSession, run: Run) -> bool:
+    """Whether the run is still this process', and somebody asked for it to be undone."""
+    found = await tx.scalar(
+        text("SELECT 1 FROM runs WHERE id = :id AND epoch = :epoch AND status = 'running' AND cancel = 'rollback'"),
+        {"id": run.id, "epoch": run.epoch},
+    )
+    return found is not None
 
-    A pending run becomes terminal here; a running one is marked for its owner.
+
+async def cancel(
+    tx: AsyncSession, thread: Thread, run_ids: Iterable[UUID], action: CancelAction
+) -> tuple[list[UUID], list[UUID], bool]:
+    """Cancel runs of a (locked) thread. Returns those ended at once, those told to stop, and whether one of these waits.
+
+    A run that never began becomes terminal here. One that did is marked, for the process that runs it or claims it next: it
+    alone knows what became of the state. A wish to roll back is never taken back.
     """
-    where = "thread_id = :thread_id AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY(:ids))"
-    params = {"thread_id": thread.id, "ids": list(run_ids) if run_ids is not None else None}
+    params = {"thread_id": thread.id, "ids": list(run_ids)}
     ended = await tx.execute(
-        text(f"""
+        text("""
             UPDATE runs SET status = 'interrupted', stop_reason = 'cancelled', finished_at = now(), updated_at = now()
-            WHERE {where} AND status = 'pending' RETURNING id
+            WHERE thread_id = :thread_id AND id = ANY(:ids) AND status = 'pending' AND epoch = 0 RETURNING id
         """),
         params,
     )
-    told = await tx.execute(
-        text(f"UPDATE runs SET cancel = :action, updated_at = now() WHERE {where} AND status = 'running' RETURNING id"),
+    rows = await tx.execute(
+        text("""
+            UPDATE runs SET cancel = CASE WHEN cancel = 'rollback' THEN cancel ELSE :action END, updated_at = now()
+            WHERE thread_id = :thread_id AND id = ANY(:ids) AND status IN ('running', 'pending') RETURNING id, status
+        """),
         params | {"action": action},
     )
-    return [row.id for row in ended], [row.id for row in told]
+    told = list(rows)
+    return list(ended.scalars()), [row.id for row in told], any(row.status == RunStatus.pending for row in told)
 
 
-async def active(tx: AsyncSession, thread_id: UUID) -> list[tuple[UUID, str, str]]:
-    """`(id, status, kind)` of the thread's runs that are not over, in the order in which they will run."""
-    rows = await tx.execute(
-        text(f"""
-            SELECT id, status, kind FROM runs WHERE thread_id = :thread_id AND status IN ('pending', 'running')
-            ORDER BY (status = 'running') DESC, {ORDER}
-        """),
-        {"thread_id": thread_id},
-    )
-    return [(row.id, row.status, row.kind) for row in rows]
-
-
-async def is_busy(tx: AsyncSession, thread_id: UUID) -> bool:
-    """Whether the thread runs something now, or has something that is due and only waits for its turn."""
-    found = await tx.scalar(
-        text(f"""
-            SELECT 1 FROM runs WHERE thread_id = :thread_id
-              AND (status = 'running' OR ({DUE} AND waiting_for IS NULL)) LIMIT 1
-        """),
-        {"thread_id": thread_id},
-    )
-    return found is not None
+async def forget(tx: AsyncSession, run_ids: list[UUID]) -> None:
+    """Delete runs that were rolled back: they never were."""
+    await tx.execute(text("DELETE FROM runs WHERE id = ANY(:ids)"), {"ids": run_ids})
 
 
 async def go_on(tx: AsyncSession, thread_id: UUID) -> bool:
@@ -253,34 +254,6 @@ async def expire(tx: AsyncSession, owners: list[str]) -> None:
         text("UPDATE runs SET lease_until = now() - interval '1 second' WHERE status = 'running' AND owner = ANY(:owners)"),
         {"owners": owners},
     )
-
-
-async def owners(tx: AsyncSession) -> list[str]:
-    """Every process that holds a run."""
-    return list((await tx.execute(text("SELECT DISTINCT owner FROM runs WHERE status = 'running'"))).scalars())
-
-
-async def stranded(tx: AsyncSession, *, older_than: float, limit: int) -> list[UUID]:
-    """Threads with work that nobody does: an expired lease, or a run that has been due for `older_than` seconds."""
-    rows = await tx.execute(
-        text(f"""
-            SELECT thread_id FROM runs WHERE status = 'running' AND lease_until < now()
-            UNION
-            SELECT thread_id FROM runs p WHERE {DUE} AND waiting_for IS NULL
-              AND greatest(updated_at, not_before) < now() - make_interval(secs => :older_than)
-              AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_id = p.thread_id AND r.status = 'running')
-            LIMIT :limit
-        """),
-        {"older_than": older_than, "limit": limit},
-    )
-    return list(rows.scalars())
-
-
-async def has_due(tx: AsyncSession, thread_id: UUID, *, paused: bool) -> bool:
-    """Whether the thread has a run that could start now."""
-    kind = "AND kind = 'resume'" if paused else ""
-    found = await tx.scalar(text(f"SELECT 1 FROM runs WHERE thread_id = :id AND {DUE} {kind} LIMIT 1"), {"id": thread_id})
-    return found is not None
 
 
 async def mark_busy(tx: AsyncSession, thread_id: UUID) -> None:

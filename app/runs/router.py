@@ -11,13 +11,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app.auth import Principal, require
 from app.openapi import responses
-from app.runs.models import Run
+from app.runs.models import CancelAction, Run
 from app.runs.results import final_result
-from app.runs.schemas import RunCreate, RunRead
+from app.runs.schemas import RunCreate, RunRead, RunsCancel
 from app.runs.service import RunService
 from app.streaming.sse import KeptAlive, event_stream, parse_last_event_id
 
 router = APIRouter(prefix="/threads/{thread_id}/runs", tags=["runs"])
+many = APIRouter(prefix="/runs", tags=["runs"])
 
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -80,7 +81,7 @@ def cancel_on_disconnect(runs: RunService, principal: Principal, run: Run) -> Ca
     """What to do when the client that asked for it goes away."""
 
     async def gone() -> None:
-        await runs.cancel_if_active(principal, run.thread_id, run.id)
+        await runs.canceller.cancel_if_active(principal, run.thread_id, run.id)
 
     return gone
 
@@ -168,13 +169,32 @@ async def cancel_run(
     runs: Runs,
     principal: Writer,
     wait: bool = False,
-    action: Literal["interrupt", "rollback"] = "interrupt",
+    action: CancelAction = CancelAction.interrupt,
 ) -> Response:
-    """Stop a run at the next await; it ends as `interrupted`. With `wait`, answer when it has ended."""
-    await runs.cancel(principal, thread_id, run_id, action=action)
-    if wait:
-        return result(runs, await runs.get(principal, thread_id, run_id))
-    return Response(status_code=202)
+    """Stop a run at the next await; it ends as `interrupted` and keeps what it had done.
+
+    `action=rollback` undoes what it did to the thread, and deletes it. With `wait`, answer when it has ended.
+    """
+    run = await runs.get(principal, thread_id, run_id)
+    await runs.canceller.cancel(principal, thread_id, run_id, action)
+    return result(runs, run) if wait else Response(status_code=202)
+
+
+@many.post(
+    "/cancel",
+    status_code=204,
+    summary="Cancel many runs",
+    responses={204: {"description": "Told to stop"}, **responses(403, 404, 422)},
+)
+async def cancel_runs(
+    body: RunsCancel, runs: Runs, principal: Writer, action: CancelAction = CancelAction.interrupt
+) -> Response:
+    """Cancel the runs named, those of a thread, or all in a status. Those that are over are left alone; 404 if all are."""
+    statuses = ["pending", "running"] if body.status in (None, "all") else [str(body.status)]
+    await runs.canceller.cancel_many(
+        principal, thread_id=body.thread_id, run_ids=body.run_ids, statuses=statuses, action=action
+    )
+    return Response(status_code=204)
 
 
 @router.delete("/{run_id}", status_code=204, summary="Delete a run", responses=responses(403, 404, 409, 422))

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.wire import WireModel
 
@@ -89,6 +89,24 @@ class RunCreate(WireModel):
     def resumes(self) -> bool:
         """Whether this asks to answer a question rather than to put in something new."""
         return self.command is not None and "resume" in self.command.model_fields_set
+
+
+class RunsCancel(WireModel):
+    """Which runs to cancel: some of a thread, all of a thread, or all in a status."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "pending"}]})
+
+    thread_id: UUID | None = None
+    run_ids: list[UUID] | None = Field(None, min_length=1, max_length=1000, description="Runs of `thread_id`.")
+    status: Literal["pending", "running", "all"] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> RunsCancel:
+        if self.run_ids is not None and (self.thread_id is None or self.status is not None):
+            raise ValueError("run_ids go with thread_id, and not with status")
+        if self.run_ids is None and self.thread_id is None and self.status is None:
+            raise ValueError("name thread_id with or without run_ids, or a status")
+        return self
 
 
 class RunRead(BaseModel):

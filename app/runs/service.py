@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -14,24 +13,26 @@ from uuid_utils.compat import uuid7
 from app.assistants.service import AssistantService
 from app.auth import Principal, owned
 from app.codec import dumps
-from app.db.engine import Database, after_commit, hint
-from app.errors import Conflict, Invalid, NotFound
+from app.db.engine import Database, after_commit
+from app.errors import Conflict, NotFound
 from app.graphs.registry import Graphs
-from app.runs import queue
+from app.runs import lookup, queue
+from app.runs.cancel import Canceller
 from app.runs.claims import Claims
 from app.runs.jobs import Jobs
-from app.runs.models import TERMINAL, Run, RunKind, RunStatus, StopReason
+from app.runs.models import TERMINAL, CancelAction, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
 from app.runs.request import own_metadata, run_kwargs
 from app.runs.schemas import RunCreate
-from app.runs.worker import CANCEL_CHANNEL, Worker
+from app.runs.worker import Worker
 from app.settings import Settings
 from app.streaming.channel import Frame
 from app.streaming.log import EventLog
 from app.threads.models import Thread, ThreadStatus
 from app.threads.service import ThreadService
 
-UNSUPPORTED = ("interrupt", "rollback")
+MAKES_WAY = {"interrupt": CancelAction.interrupt, "rollback": CancelAction.rollback}
+"""What becomes of the thread's other runs when a new one does not wait for them."""
 BUSY = text("""
 UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || CAST(:ran AS jsonb)
 WHERE id = :id
@@ -53,6 +54,7 @@ class RunService:
     jobs: Jobs
     inbox: InboxPort
     worker: Worker
+    canceller: Canceller
 
     # -- making runs
 
@@ -62,8 +64,6 @@ class RunService:
         `watched`: the caller follows it, so that a question it ends in is delivered to the principal.
         Errors: 404 unknown thread or assistant, 409 thread busy or waiting for a human, 422 wrong input or configuration.
         """
-        if request.multitask_strategy in UNSUPPORTED:
-            raise Invalid.field("multitask_strategy", "use `enqueue` or `reject`", code="unsupported_strategy")
         async with self.database.transaction() as tx:
             pinned = await self.assistants.resolve(tx, principal, request.assistant_id)
             kwargs = run_kwargs(self.settings, self.graphs, principal, pinned, request)
@@ -76,16 +76,20 @@ class RunService:
             if thread.status != ThreadStatus.idle or request.resumes:
                 answering = await self.inbox.admit(tx, thread, request, principal)
                 if answering is not None:
-                    run = await self._read(tx, principal, thread_id, answering)
+                    run = await lookup.find(tx, principal, thread_id, answering)
                     if watched:
                         run.kwargs = {**run.kwargs, "watchers": [*run.kwargs.get("watchers", ()), principal.subject]}
                     return run
-            busy = thread.status == ThreadStatus.busy and await queue.is_busy(tx, thread_id)
+            busy = thread.status == ThreadStatus.busy and await lookup.is_busy(tx, thread_id)
             if busy and request.multitask_strategy == "reject":
                 raise Conflict(
                     "Thread is already running a task. Wait for it to finish or choose a different multitask strategy.",
                     code="thread_busy",
                 )
+            if busy and (action := MAKES_WAY.get(request.multitask_strategy)) is not None:
+                await self.canceller.make_way(tx, thread, action)
+                await self.inbox.admit(tx, thread, request, principal)  # an answer that did not go out leaves its question
+                busy = await lookup.is_busy(tx, thread_id)
             run = Run(
                 id=uuid7(),
                 tenant_id=thread.tenant_id,
@@ -116,7 +120,7 @@ class RunService:
 
         It goes on in the name of the run that asked: its context, its user, its stream modes.
         """
-        active = await queue.active(tx, thread.id)
+        active = await lookup.active(tx, thread.id)
         for run_id, status, kind in active:
             if status == RunStatus.pending and kind == RunKind.resume:
                 return run_id
@@ -181,7 +185,7 @@ class RunService:
     async def get(self, principal: Principal, thread_id: UUID, run_id: UUID) -> Run:
         """One run of a thread, or NotFound."""
         async with self.database.transaction() as tx:
-            return await self._read(tx, principal, thread_id, run_id)
+            return await lookup.find(tx, principal, thread_id, run_id)
 
     async def of_thread(
         self, principal: Principal, thread_id: UUID, *, limit: int, offset: int, status: str | None
@@ -194,12 +198,6 @@ class RunService:
                 query = query.where(Run.status == status)
             query = query.order_by(Run.created_at.desc(), Run.id.desc()).limit(limit).offset(offset)
             return list((await tx.execute(query)).scalars())
-
-    async def _read(self, tx: AsyncSession, principal: Principal, thread_id: UUID, run_id: UUID) -> Run:
-        run = await tx.scalar(owned(Run, principal).where(Run.id == run_id, Run.thread_id == thread_id))
-        if run is None:
-            raise NotFound.of("Run", run_id)
-        return run
 
     async def ended(self, run_id: UUID) -> bool:
         """Whether a run will write no more events: asked by the event log for streams of other processes."""
@@ -239,43 +237,13 @@ class RunService:
             values = await tx.scalar(text('SELECT "values"::text FROM threads WHERE id = :id'), {"id": thread_id})
         return values.encode() if values else None
 
-    # -- ending runs
-
-    async def cancel(self, principal: Principal, thread_id: UUID, run_id: UUID, *, action: str = "interrupt") -> None:
-        """Cancel a run that is not over. What it had done stays; open questions of its thread stay open.
-
-        Errors: 404 unknown run, 409 `run_over` if it has ended already.
-        """
-        if action != "interrupt":
-            raise Invalid.field("action", "use `interrupt`", code="unsupported_action")
-        async with self.database.transaction() as tx:
-            thread = await self.threads.lock(tx, principal, thread_id)
-            run = await self._read(tx, principal, thread_id, run_id)
-            ended, told = await queue.cancel(tx, thread, [run_id], action)
-            if not ended and not told:
-                raise Conflict(f"The run has ended already: {run.status}.", code="run_over")
-            if ended:
-                await self.events.close(tx, run.id, run.epoch)
-                await self._after_ending(tx, thread)
-            hint(tx, CANCEL_CHANNEL, str(run_id))
-
-    async def cancel_if_active(self, principal: Principal, thread_id: UUID, run_id: UUID) -> None:
-        """Cancel a run whose client has gone, if there still is something to cancel."""
-        with suppress(NotFound, Conflict):
-            await self.cancel(principal, thread_id, run_id)
+    # -- deleting runs
 
     async def delete(self, principal: Principal, thread_id: UUID, run_id: UUID) -> None:
         """Delete a run that is over. Errors: 404 unknown run, 409 `run_active` if it is not over."""
         async with self.database.transaction() as tx:
             await self.threads.lock(tx, principal, thread_id)
-            run = await self._read(tx, principal, thread_id, run_id)
+            run = await lookup.find(tx, principal, thread_id, run_id)
             if run.status not in TERMINAL:
                 raise Conflict("The run is not over. Cancel it first.", code="run_active")
             await tx.execute(delete(Run).where(Run.id == run_id))
-
-    async def _after_ending(self, tx: AsyncSession, thread: Thread) -> None:
-        """A pending run ended without running: answers it would have carried are open again, and the thread may be free."""
-        await self.inbox.revoke_unsent(tx, thread)
-        if not await queue.is_busy(tx, thread.id):
-            waiting = await self.inbox.waiting(tx, thread.id)
-            thread.status = ThreadStatus.interrupted if waiting else ThreadStatus.idle

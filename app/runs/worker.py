@@ -13,7 +13,7 @@ import structlog
 
 from app.db.engine import Database, after_commit
 from app.db.listen import Listener
-from app.runs import queue
+from app.runs import lookup, queue
 from app.runs.claims import Claims, Execution, LeaseClock, is_dead
 from app.runs.executor import Executor
 from app.runs.failures import is_outage
@@ -155,12 +155,12 @@ class Worker:
 
     async def _sweep(self) -> None:
         async with self._database.transaction() as tx:
-            if dead := [owner for owner in await queue.owners(tx) if is_dead(owner)]:
+            if dead := [owner for owner in await lookup.owners(tx) if is_dead(owner)]:
                 await queue.expire(tx, dead)
         if not self._claims.free:
             return
         async with self._database.transaction() as tx:
-            threads = await queue.stranded(tx, older_than=STRANDED_AFTER, limit=SWEEP)
+            threads = await lookup.stranded(tx, older_than=STRANDED_AFTER, limit=SWEEP)
         for thread_id in threads:
             if not self._claims.free:
                 return

@@ -45,6 +45,30 @@ DELETE = text(
 )
 
 
+UNDO = text(
+    """
+    WITH undone AS (
+        DELETE FROM checkpoints WHERE thread_id = :id AND metadata->>'run_id' = :run
+        RETURNING checkpoint_ns, checkpoint_id, checkpoint->'channel_versions' AS versions
+    ), w AS (
+        DELETE FROM checkpoint_writes w USING undone u
+        WHERE w.thread_id = :id AND w.checkpoint_ns = u.checkpoint_ns AND w.checkpoint_id = u.checkpoint_id
+    )
+    DELETE FROM checkpoint_blobs b USING (
+        SELECT DISTINCT u.checkpoint_ns, v.key AS channel, v.value AS version
+        FROM undone u, jsonb_each_text(u.versions) v
+        EXCEPT
+        SELECT c.checkpoint_ns, v.key, v.value
+        FROM checkpoints c, jsonb_each_text(c.checkpoint->'channel_versions') v
+        WHERE c.thread_id = :id AND c.metadata->>'run_id' IS DISTINCT FROM :run
+    ) AS orphan
+    WHERE b.thread_id = :id AND b.checkpoint_ns = orphan.checkpoint_ns
+      AND b.channel = orphan.channel AND b.version = orphan.version
+    """
+)
+"""The checkpoints of one run, with their writes, and the values that no other checkpoint names."""
+
+
 async def in_transaction(tx: AsyncSession, graph: Graph) -> Graph:
     """The same graph, saving into `tx`."""
     saver = graph.checkpointer
@@ -60,3 +84,8 @@ async def copy_checkpoints(tx: AsyncSession, source: UUID, target: UUID) -> None
 async def delete_checkpoints(tx: AsyncSession, thread_id: UUID) -> None:
     """Forget all state of a thread."""
     await tx.execute(DELETE, {"id": str(thread_id)})
+
+
+async def undo_run(tx: AsyncSession, thread_id: UUID, run_id: UUID) -> None:
+    """Bring a thread's state back to where it was before a run began: its checkpoints go, with all that they hold."""
+    await tx.execute(UNDO, {"id": str(thread_id), "run": str(run_id)})

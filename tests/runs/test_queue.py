@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from uuid_utils.compat import uuid7
 
 from app.db.engine import Database
-from app.runs import queue
-from app.runs.models import TERMINAL, TRANSITIONS, Run, RunKind, RunStatus, StopReason
+from app.runs import lookup, queue
+from app.runs.models import TERMINAL, TRANSITIONS, CancelAction, Run, RunKind, RunStatus, StopReason
 from app.runs.queue import Claimant
 from app.threads.models import Thread
 
@@ -165,7 +165,7 @@ async def test_a_row_that_its_process_does_not_execute_is_left_to_expire(databas
         assert await queue.renew(tx, ME, [held.id]) == {held.id: (1, None)}
     await expire(database, forgotten)
     async with database.transaction() as tx:
-        assert await queue.stranded(tx, older_than=15, limit=10) == [forgotten.thread_id]
+        assert await lookup.stranded(tx, older_than=15, limit=10) == [forgotten.thread_id]
 
 
 async def test_runs_that_nobody_starts_are_found(database: Database) -> None:
@@ -174,8 +174,8 @@ async def test_runs_that_nobody_starts_are_found(database: Database) -> None:
     await submit(database, new_run(await make_thread(database), after_seconds=60))
     async with database.transaction() as tx:
         await queue.wait_for_human(tx, asks.thread_id)
-        assert await queue.stranded(tx, older_than=3600, limit=10) == []
-        assert await queue.stranded(tx, older_than=-1, limit=10) == [run.thread_id]
+        assert await lookup.stranded(tx, older_than=3600, limit=10) == []
+        assert await lookup.stranded(tx, older_than=-1, limit=10) == [run.thread_id]
 
 
 async def test_cancelling_ends_what_waits_and_tells_what_runs(database: Database) -> None:
@@ -185,16 +185,42 @@ async def test_cancelling_ends_what_waits_and_tells_what_runs(database: Database
     async with database.transaction() as tx:
         thread = await queue.lock_thread(tx, thread_id)
         assert thread is not None
-        assert await queue.cancel(tx, thread, None, "interrupt") == ([waiting.id], [running.id])
+        both = [waiting.id, running.id]
+        assert await queue.cancel(tx, thread, both, CancelAction.interrupt) == ([waiting.id], [running.id], False)
     assert await status(database, waiting) == "interrupted"
     async with database.transaction() as tx:
         assert await queue.renew(tx, ME, [running.id]) == {running.id: (1, "interrupt")}
 
 
+async def test_a_run_that_was_given_back_is_cancelled_by_whoever_claims_it(database: Database) -> None:
+    run = await submit(database, new_run(await make_thread(database)), ME)
+    async with database.transaction() as tx:
+        await queue.release(tx, run, StopReason.drained)
+        thread = await queue.lock_thread(tx, run.thread_id)
+        assert thread is not None
+        assert await queue.cancel(tx, thread, [run.id], CancelAction.interrupt) == ([], [run.id], True)
+    again = await claim(database, run.thread_id, OTHER)
+    assert again is not None
+    assert again.cancel == "interrupt"
+
+
+async def test_a_run_that_is_to_be_rolled_back_ends_in_no_other_way(database: Database) -> None:
+    run = await submit(database, new_run(await make_thread(database)), ME)
+    async with database.transaction() as tx:
+        thread = await queue.lock_thread(tx, run.thread_id)
+        assert thread is not None
+        await queue.cancel(tx, thread, [run.id], CancelAction.rollback)
+        await queue.cancel(tx, thread, [run.id], CancelAction.interrupt)
+    assert not await finish(database, run)
+    async with database.transaction() as tx:
+        assert await queue.wants_rollback(tx, run)
+        assert await queue.finish(tx, run, RunStatus.interrupted, StopReason.rolled_back, rolled_back=True)
+
+
 async def test_leases_of_the_dead_end_at_once(database: Database) -> None:
     run = await submit(database, new_run(await make_thread(database)), ME)
     async with database.transaction() as tx:
-        assert await queue.owners(tx) == ["me"]
+        assert await lookup.owners(tx) == ["me"]
         await queue.expire(tx, ["me"])
     assert (await claim(database, run.thread_id, OTHER)) is not None
 
