@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import structlog
@@ -18,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 UNWIND_SECONDS = 0.5
 """What a cancelled task gets to close what it has open."""
+
+THREADS = 1000
+"""Tools and nodes that are plain functions run in threads, made as they are needed. Those that never return keep theirs."""
 
 
 class Process:
@@ -65,7 +69,7 @@ class Process:
         """Do the work until it ends or is told to. Returns the exit code, and raises what the work raises."""
         loop = new_loop()
         try:
-            return loop.run_until_complete(self._live(work))
+            return _complete(loop, loop.create_task(self._live(work)))
         finally:
             hanging = rest = asyncio.all_tasks(loop)
             for task in rest:
@@ -78,11 +82,24 @@ class Process:
                 loop.close()
 
 
+def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[int]) -> int:
+    """Run the loop until the task is done, whatever code of a graph raises to leave it."""
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these two through, from any task
+            if task.done():
+                raise
+            log.warning("exit_refused", error=repr(error))
+
+
 def new_loop() -> asyncio.AbstractEventLoop:
     """An event loop of uvloop, which is faster."""
     import uvloop  # noqa: PLC0415 (not on every platform)
 
-    return uvloop.new_event_loop()
+    loop = uvloop.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, "call"))
+    return loop
 
 
 def leave(code: int) -> NoReturn:

@@ -33,6 +33,7 @@ from app.settings import Settings
 from app.store.service import StoreService
 from app.streaming.log import EventLog
 from app.threads.service import ThreadService
+from app.watchdog import Watchdog
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +72,8 @@ async def open_resources(
 ) -> AsyncIterator[Resources]:
     """Open everything on the database `url`, which must be migrated. `on_broken` is called when a side task dies."""
     async with AsyncExitStack() as stack:
+        if settings.blocked_seconds:
+            stack.enter_context(Watchdog(settings.blocked_seconds).watching())
         database = await stack.enter_async_context(open_database(url, pool_size=settings.database_pool_size))
         listener = Listener(url, on_connect=database.heal)
         authenticator = Authenticator(settings, database)

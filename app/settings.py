@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     max_recursion_limit: int = Field(200, ge=1, le=10_000, description="Highest limit that a run or an assistant may ask for.")
     lease_seconds: float = Field(30.0, gt=0, description="A run whose process gave no sign for this long is taken over.")
     max_attempts: int = Field(5, ge=1, description="Takeovers after which a run ends in an error.")
+    blocked_seconds: float = Field(
+        2.0, ge=0, description="Code of a graph or tool that blocks the event loop for this long ends in an error. 0: never."
+    )
     shutdown_seconds: float = Field(3.0, ge=0, description="How long running steps may finish after SIGTERM.")
     heartbeat_seconds: float = Field(5.0, gt=0, description="Interval of the keep-alive comment in streams.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")

@@ -35,10 +35,12 @@ from app.streaming.chunks import ChunkEncoder
 from app.streaming.log import EventLog
 from app.streaming.writer import RunWriter
 from app.threads.checkpoints import in_transaction, undo_run
+from app.watchdog import RUN
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+CHUNKS_AT_ONCE = 100
 GIVEN_BACK = frozenset({StopReason.drained, StopReason.outage, StopReason.lease_lost})
 
 
@@ -89,6 +91,7 @@ class Executor:
     async def _drive(self, execution: Execution, writer: RunWriter) -> Outcome:
         """Drive the graph to its end or its pause. Every exception of a graph becomes an outcome."""
         run = execution.run
+        RUN.set(str(run.id))
         encoder: ChunkEncoder | None = None
         snapshot = None
         try:
@@ -124,7 +127,9 @@ class Executor:
             return Outcome.stopped(StopReason.drained)
         except LeaseLost:
             return Outcome.stopped(StopReason.outage)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a graph may also raise SystemExit
             if is_outage(error):
                 log.warning("run_lost_database", run_id=str(run.id), error=str(error))
                 return Outcome.stopped(StopReason.outage)
@@ -154,10 +159,13 @@ class Executor:
             durability=kwargs.get("durability") or "sync",
             control=execution.control,
         )
+        count = 0
         async for chunk in stream:
             namespace, mode, payload = chunk if subgraphs else ((), *chunk)
             for event, data in encoder.encode(namespace, mode, payload):
                 writer.publish(event, data)
+            if (count := count + 1) % CHUNKS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # what a step has emitted comes without a pause, and others want to run too
 
     async def _give_back(self, execution: Execution, writer: RunWriter, reason: StopReason) -> None:
         """Stop without an outcome. Another process goes on, at once if the run can be released, else when the lease ends."""

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from app.errors import AppError
 from app.graphs.models import ModelError
+from app.watchdog import BlockedLoop
 
 # Classes whose text is written for the person who wrote or called the graph.
 SHOWN = (
@@ -36,12 +37,14 @@ def describe(error: BaseException) -> dict[str, Any]:
         return {"error": name, "message": message, "code": "recursion_limit"}
     if isinstance(error, AppError):
         return {"error": name, "message": error.message, "code": error.code}
-    if isinstance(error, ModelError):
+    if isinstance(error, ModelError | BlockedLoop):
         return {"error": name, "message": str(error), "code": error.code}
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return {"error": name, "message": str(error) or "A step took longer than allowed.", "code": "timeout"}
     if isinstance(error, EmptyInputError):
         return {"error": name, "message": str(error), "code": "empty_input"}
+    if not isinstance(error, Exception):
+        return {"error": name, "message": f"The graph raised {name}, which is not for a graph to raise.", "code": "graph_error"}
     return {"error": name, "message": str(error) if isinstance(error, SHOWN) else MASKED, "code": "graph_error"}
 
 
