@@ -26,8 +26,10 @@ from app.inbox.service import InboxService
 from app.runs.cancel import Canceller
 from app.runs.claims import Claims, LeaseClock
 from app.runs.executor import Executor
+from app.runs.finish import Finisher
 from app.runs.jobs import Jobs
 from app.runs.service import RunService
+from app.runs.shortcut import Shortcut
 from app.runs.worker import Worker
 from app.settings import Settings
 from app.store.service import StoreService
@@ -101,15 +103,24 @@ async def open_resources(
             lease=settings.lease_seconds,
             slots=settings.max_concurrent_runs,
         )
+        shortcut = Shortcut(database)
+        finisher = Finisher(
+            database=database,
+            graphs=graphs,
+            assistants=assistants,
+            inbox=inbox,
+            claims=claims,
+            jobs=jobs,
+            shortcut=shortcut,
+        )
         executor = Executor(
             settings=settings,
             database=database,
             events=events,
             graphs=graphs,
             assistants=assistants,
-            inbox=inbox,
-            claims=claims,
             jobs=jobs,
+            finisher=finisher,
         )
         worker = Worker(
             database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox, clock=clock
@@ -127,6 +138,7 @@ async def open_resources(
             inbox=inbox,
             worker=worker,
             canceller=canceller,
+            shortcut=shortcut,
         )
         inbox.runs = runs
         events.ended = runs.ended

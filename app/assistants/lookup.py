@@ -58,6 +58,7 @@ class AssistantLookup:
         self.database = database
         self.system: dict[str, UUID] = {}
         self._revisions: OrderedDict[tuple[UUID, int], Pinned] = OrderedDict()
+        self._newest: OrderedDict[tuple[str, UUID], Pinned] = OrderedDict()
 
     async def resolve(self, tx: AsyncSession, principal: Principal, ref: str) -> Pinned:
         """The newest version of an assistant, by its UUID or by the name of a graph or example. One statement."""
@@ -65,7 +66,15 @@ class AssistantLookup:
         row = (await tx.execute(RESOLVE, {"id": assistant_id, "tenant": principal.tenant})).first()
         if row is None or (row.tenant_id == SYSTEM_TENANT and assistant_id not in self.system.values()):
             raise NotFound.of("Assistant", ref)
-        return Pinned(assistant_id, row.version, row.graph_id, row.name, row.config, row.context, row.metadata_)
+        pinned = Pinned(assistant_id, row.version, row.graph_id, row.name, row.config, row.context, row.metadata_)
+        self._newest[principal.tenant, assistant_id] = pinned
+        if len(self._newest) > CACHED_REVISIONS:
+            self._newest.popitem(last=False)
+        return pinned
+
+    def remembered(self, principal: Principal, ref: str) -> Pinned | None:
+        """The version that was the newest when the tenant last resolved it. Whoever uses it must check that it still is."""
+        return self._newest.get((principal.tenant, self._id_of(ref)))
 
     async def get(self, tx: AsyncSession, principal: Principal, ref: str | UUID) -> Assistant:
         """An assistant that the principal may read, or NotFound; a name that is not known is Invalid."""

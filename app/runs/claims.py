@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ class Execution:
     answers: dict[str, Any] = field(default_factory=dict)
     control: RunControl = field(default_factory=RunControl)
     reason: StopReason | None = None
+    row_version: str | None = None
+    """Of the thread's row, where nobody but this run is known to have changed it. See `shortcut.py`."""
     task: asyncio.Task[Any] | None = None
     """The task that drives the graph. Only this one is ever cancelled, so that ending a run never is."""
 
@@ -69,13 +73,24 @@ class Claims:
         self._slots = slots
         self.claimant = Claimant(process_name(), lease)
         self.held: dict[UUID, Execution] = {}
+        self._reserved = 0
         self.open = slots > 0
         self.released = asyncio.Event()
 
     @property
     def free(self) -> bool:
         """Whether this process may take another run."""
-        return self.open and len(self.held) < self._slots
+        return self.open and len(self.held) + self._reserved < self._slots
+
+    @contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Keep a slot for a run that is being claimed. What is claimed must be held before the block ends."""
+        self._reserved += 1
+        try:
+            yield
+        finally:
+            self._reserved -= 1
+            self.released.set()  # whoever waits for a slot looks whether one is free by now
 
     def hold(self, execution: Execution) -> None:
         """Count a claimed run."""

@@ -79,6 +79,10 @@ class Outcome:
             needs_state=False,
         )
 
+    def last_events(self, run: Run) -> list[tuple[str, bytes]]:
+        """What readers are still to be told, and that this was all."""
+        return [*self.events, ("end", dumps({"run_id": run.id, "status": self.status, "stop_reason": self.reason}))]
+
 
 def goto_nodes(goto: Any) -> Any:
     """`command.goto` from the wire: a node's name, `{node, input}` for a Send, or a list of these."""

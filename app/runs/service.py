@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
-from app.assistants.service import AssistantService
+from app.assistants.service import AssistantService, Pinned
 from app.auth import Principal, owned
 from app.codec import dumps
 from app.db.engine import Database, after_commit
@@ -18,16 +19,18 @@ from app.errors import Conflict, NotFound
 from app.graphs.registry import Graphs
 from app.runs import lookup, queue
 from app.runs.cancel import Canceller
-from app.runs.claims import Claims
+from app.runs.claims import Claims, Execution
 from app.runs.jobs import Jobs
 from app.runs.models import TERMINAL, CancelAction, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
 from app.runs.request import own_metadata, run_kwargs
 from app.runs.schemas import RunCreate
+from app.runs.shortcut import Shortcut
 from app.runs.worker import Worker
 from app.settings import Settings
 from app.streaming.channel import Frame
 from app.streaming.log import EventLog
+from app.threads.messages import named_messages
 from app.threads.models import Thread, ThreadStatus
 from app.threads.service import ThreadService
 
@@ -55,6 +58,7 @@ class RunService:
     inbox: InboxPort
     worker: Worker
     canceller: Canceller
+    shortcut: Shortcut
 
     # -- making runs
 
@@ -64,11 +68,11 @@ class RunService:
         `watched`: the caller follows it, so that a question it ends in is delivered to the principal.
         Errors: 404 unknown thread or assistant, 409 thread busy or waiting for a human, 422 wrong input or configuration.
         """
+        if (started := await self._start(principal, thread_id, request, watched=watched)) is not None:
+            return started
         async with self.database.transaction() as tx:
             pinned = await self.assistants.resolve(tx, principal, request.assistant_id)
-            kwargs = run_kwargs(self.settings, self.graphs, principal, pinned, request)
-            if watched:
-                kwargs["watchers"] = [principal.subject]
+            kwargs = self._kwargs(principal, pinned, request, watched=watched)
             thread = await self._thread(tx, principal, thread_id, request)
             await self.threads.refuse_overwriting(
                 tx, thread_id, kwargs.get("input"), pinned=pinned, checkpoint=kwargs.get("checkpoint")
@@ -90,20 +94,30 @@ class RunService:
                 await self.canceller.make_way(tx, thread, action)
                 await self.inbox.admit(tx, thread, request, principal)  # an answer that did not go out leaves its question
                 busy = await lookup.is_busy(tx, thread_id)
-            run = Run(
-                id=uuid7(),
-                tenant_id=thread.tenant_id,
-                thread_id=thread_id,
-                assistant_id=pinned.assistant_id,
-                assistant_version=pinned.version,
-                graph_id=pinned.graph_id,
-                subject=principal.subject,
-                kind=RunKind.input,
-                kwargs=kwargs,
-                metadata_={**pinned.metadata, **own_metadata(request.metadata)},
-                multitask_strategy=request.multitask_strategy,
-            )
+            run = new_run(principal, thread_id, pinned, kwargs, request)
             return await self._submit(tx, thread, run, busy=busy, delay=request.after_seconds)
+
+    async def _start(self, principal: Principal, thread_id: UUID, request: RunCreate, *, watched: bool) -> Run | None:
+        """Make a run the short way. None where it must go the long way."""
+        if not self.claims.free or request.command is not None or request.after_seconds:
+            return None
+        pinned = self.assistants.remembered(principal, request.assistant_id)
+        if pinned is None:
+            return None
+        kwargs = self._kwargs(principal, pinned, request, watched=watched)
+        if named_messages(kwargs.get("input")):
+            return None
+        run = new_run(principal, thread_id, pinned, kwargs, request)
+        with self.claims.reserve():
+            started = await self.shortcut.start(run, self.claims.claimant, _ran(run))
+            if started is None:
+                return None
+            self.worker.start(Execution(started.run, row_version=started.row_version))
+        return started.run
+
+    def _kwargs(self, principal: Principal, pinned: Pinned, request: RunCreate, *, watched: bool) -> dict[str, Any]:
+        kwargs = run_kwargs(self.settings, self.graphs, principal, pinned, request)
+        return {**kwargs, "watchers": [principal.subject]} if watched else kwargs
 
     async def resume(
         self,
@@ -167,7 +181,7 @@ class RunService:
             await self.jobs.defer(tx, thread.id, after_seconds=delay)
         await tx.execute(
             BUSY,
-            {"id": thread.id, "ran": dumps({"graph_id": run.graph_id, "assistant_id": run.assistant_id}).decode()},
+            {"id": thread.id, "ran": _ran(run).decode()},
         )
         return run
 
@@ -247,3 +261,25 @@ class RunService:
             if run.status not in TERMINAL:
                 raise Conflict("The run is not over. Cancel it first.", code="run_active")
             await tx.execute(delete(Run).where(Run.id == run_id))
+
+
+def new_run(principal: Principal, thread_id: UUID, pinned: Pinned, kwargs: dict[str, Any], request: RunCreate) -> Run:
+    """A run of the principal's, not stored yet."""
+    return Run(
+        id=uuid7(),
+        tenant_id=principal.tenant,
+        thread_id=thread_id,
+        assistant_id=pinned.assistant_id,
+        assistant_version=pinned.version,
+        graph_id=pinned.graph_id,
+        subject=principal.subject,
+        kind=RunKind.input,
+        kwargs=kwargs,
+        metadata_={**pinned.metadata, **own_metadata(request.metadata)},
+        multitask_strategy=request.multitask_strategy,
+    )
+
+
+def _ran(run: Run) -> bytes:
+    """What a thread's metadata tells of its last run."""
+    return dumps({"graph_id": run.graph_id, "assistant_id": run.assistant_id})

@@ -55,15 +55,19 @@ class RunWriter:
         Returns what to call after the commit: it hands the last events to readers here and ends their streams. May be
         called again if the transaction did not commit.
         """
+        rows, committed = await self.last(events)
+        columns = [[f.seq for f in rows], [f.event for f in rows], [f.data.decode() for f in rows]]
+        connection = await driver_connection(tx)
+        await connection.execute(APPEND, [self.run_id, self._epoch, *columns])
+        hint(tx, EVENTS_CHANNEL, str(self.run_id))
+        return committed
+
+    async def last(self, events: list[tuple[str, bytes]]) -> tuple[list[Frame], Callable[[], None]]:
+        """What is still to be written when the run ends with these events, and what to call once it is committed."""
         self._own = True
         self._events.unmark(self)
         await self._events.settled()
         last = [Frame.make(self._epoch, self._seq + i, event, data) for i, (event, data) in enumerate(events, 1)]
-        rows = [*self._unflushed, *last]
-        connection = await driver_connection(tx)
-        columns = [[f.seq for f in rows], [f.event for f in rows], [f.data.decode() for f in rows]]
-        await connection.execute(APPEND, [self.run_id, self._epoch, *columns])
-        hint(tx, EVENTS_CHANNEL, str(self.run_id))
 
         def committed() -> None:
             self._unflushed.clear()
@@ -72,7 +76,7 @@ class RunWriter:
                     self._channel.append(frame)
             self._leave()
 
-        return committed
+        return [*self._unflushed, *last], committed
 
     def abandon(self) -> None:
         """The lease is lost: whoever holds it now writes on. Readers here go over to the table."""
