@@ -21,6 +21,7 @@ from app.codec import clean
 from app.edge import Edge, error_response
 from app.errors import AppError, Invalid, Unavailable
 from app.examples.seed import seed
+from app.hot import HotRoutes
 from app.inbox.router import router as inbox_router
 from app.resources import open_resources
 from app.runs.router import many as many_runs_router
@@ -69,6 +70,7 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     for outage in (OperationalError, InterfaceError, PoolExhausted, PoolTimeout):
         app.add_exception_handler(outage, _outage)
+    app.add_middleware(HotRoutes)
     app.add_middleware(Edge, limit=settings.max_body_bytes)
     app.add_middleware(
         CORSMiddleware,

@@ -1,4 +1,4 @@
-"""The SQL of the job: insert, claim, renew, finish, release. Only this file writes `runs.status`.
+"""The SQL of the job: insert, claim, renew, finish, release. Only this file and `shortcut.py` write `runs.status`.
 
 Every function works inside the caller's transaction, and submit, claim and finish each hold the thread's row lock first:
 without it a run could become pending just after the finisher looked for pending ones, and be lost. Only the database's

@@ -17,6 +17,7 @@ from uuid_utils.compat import uuid7
 
 from app.assistants.service import AssistantService, Pinned
 from app.auth import Principal, owned
+from app.codec import dumps
 from app.db.engine import Database
 from app.errors import AppError, BadRequest, Conflict, NotFound
 from app.graphs.registry import Graphs
@@ -40,6 +41,9 @@ LOCK = (
     .execution_options(populate_existing=True)
 )
 """Before every run: built once."""
+CREATE = """
+INSERT INTO threads (id, tenant_id, status, metadata) VALUES (%s, %s, 'idle', %s::jsonb) RETURNING created_at
+"""
 
 
 class ThreadService:
@@ -111,6 +115,19 @@ class ThreadService:
         return await tx.scalar(self._matching(select(func.count()).select_from(Thread), principal, query, None)) or 0
 
     # Writing ------------------------------------------------------------------------------------------------------
+
+    async def create_new(self, principal: Principal, metadata: dict[str, Any]) -> Thread:
+        """Create an empty thread under a new id, in one statement that is its own transaction."""
+        thread = Thread(
+            id=uuid7(), tenant_id=principal.tenant, status=ThreadStatus.idle, metadata_=metadata, config={}, values=None
+        )
+        async with self.database.pool.connection() as connection:
+            params = [thread.id, thread.tenant_id, dumps(metadata).decode()]
+            row = await (await connection.execute(CREATE, params)).fetchone()
+        assert row is not None
+        thread.created_at = thread.updated_at = thread.state_updated_at = row["created_at"]
+        thread.interrupts = thread.error = None
+        return thread
 
     async def create(
         self,

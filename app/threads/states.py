@@ -111,6 +111,8 @@ class ThreadStates:
 
         Errors: 400 no graph to write with, 409 `thread_exists`, and those of `update`.
         """
+        if body.thread_id is None and not body.supersteps:
+            return await self.threads.create_new(principal, body.metadata or {})
         async with self.threads.database.transaction() as tx:
             try:
                 thread = await self.threads.create(tx, principal, thread_id=body.thread_id, metadata=body.metadata)
