@@ -12,11 +12,11 @@ from uuid import uuid4
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphInterrupt
-from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 
 from app.codec import clean, jsonable
 from app.graphs.review import UNKNOWN_OUTCOME, EffectGate, GatedCall, Receipt, Rule, args_hash, edit_note, with_calls
+from app.graphs.toolrun import ToolRunner
 from app.graphs.tools import ToolSpec
 
 KEPT = ("content", "status", "artifact", "additional_kwargs")
@@ -127,20 +127,16 @@ def last_ai(messages: list[AnyMessage]) -> AIMessage | None:
     return next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
 
 
-def explain(error: Exception) -> str:
-    """What the model is told of a tool that raised."""
-    text = str(error)
-    return f"Error: {type(error).__name__}: {text}" if text else f"Error: {type(error).__name__}"
-
-
 class Caller:
     """Runs calls of one agent's tools."""
 
-    def __init__(self, tools: Mapping[str, ToolSpec], rules: Mapping[str, Rule], gate: EffectGate) -> None:
+    def __init__(
+        self, tools: Mapping[str, ToolSpec], rules: Mapping[str, Rule], gate: EffectGate, timeout: float | None = None
+    ) -> None:
         self.tools = tools
         self.rules = rules
         self._gate = gate
-        self._node = ToolNode([spec.tool for spec in tools.values()], handle_tool_errors=explain)
+        self._runner = ToolRunner(tools, timeout)
 
     def flaw(self, job: Job) -> str | None:
         """Why a call can never run, as the model is told. Such a call needs no review."""
@@ -165,7 +161,7 @@ class Caller:
             return {"messages": [message_for(job, flaw, status="error")]}
         # An edit may take a call below its rule's condition; it still runs on the permit, once.
         if not self.gated(job) and not (job.reviewed and job.call["name"] in self.rules):
-            return self._complete(job, await self._node.ainvoke([job.call], config))
+            return self._complete(job, await self._runner.run(job.call, config))
         call = _gated_call(job, config)
         spent = await self._gate.spend(call)
         if spent == "absent":
@@ -175,7 +171,7 @@ class Caller:
         if isinstance(spent, Receipt):
             return {"messages": [message_for(job, **{k: v for k, v in spent.message.items() if k in KEPT})]}
         try:
-            result = self._complete(job, await self._node.ainvoke([job.call], config))
+            result = self._complete(job, await self._runner.run(job.call, config))
         except GraphInterrupt:
             await asyncio.shield(self._gate.release(call))
             raise
