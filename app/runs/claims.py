@@ -21,6 +21,7 @@ from app.runs import queue
 from app.runs.models import Run, RunKind, StopReason
 from app.runs.ports import InboxPort
 from app.runs.queue import Claimant
+from app.threads.checkpoints import keep_base
 from app.threads.models import Thread
 
 
@@ -113,6 +114,8 @@ class Claims:
 
     async def taken(self, tx: AsyncSession, run: Run) -> Execution:
         """A run that was just claimed, with the answers that it carries."""
+        if run.epoch == 1 and run.base_checkpoint_id is not None and run.continues:
+            await keep_base(tx, run.thread_id, run.id, run.base_checkpoint_id)
         answers = await self._inbox.answers(tx, run) if run.kind == RunKind.resume else {}
         # Cancelled while nobody held it: it is claimed only to be ended.
         return Execution(run, answers, reason=StopReason.cancelled if run.cancel is not None else None)

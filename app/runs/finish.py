@@ -120,7 +120,7 @@ class Finisher:
 
     async def _undone(self, tx: AsyncSession, run: Run) -> Outcome:
         """Undo what a run did to its thread, and say how the thread stands now."""
-        await undo_run(tx, run.thread_id, run.id)
+        await undo_run(tx, run.thread_id, run.id, run.base_checkpoint_id if run.continues else None)
         outcome = Outcome.stopped(StopReason.rolled_back)
         try:
             graph = await in_transaction(tx, await self._graph(run))

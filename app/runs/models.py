@@ -100,3 +100,27 @@ class Run(Owned, Base):
     updated_at: Mapped[Timestamp]
     started_at: Mapped[MaybeTimestamp]
     finished_at: Mapped[MaybeTimestamp]
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on from the newest checkpoint as it is, so that its first writes join those that are there."""
+        return self.kind == RunKind.resume or self.kwargs.get("input") is None
+
+
+class RunBaseWrite(Base):
+    """A write of LangGraph's that stood at the checkpoint that a run goes on from, before the run added its own.
+
+    Kept while the run is not over, for its rollback: see `threads.checkpoints.undo_run`.
+    """
+
+    __tablename__ = "run_base_writes"
+
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    checkpoint_ns: Mapped[str] = mapped_column(primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(primary_key=True)
+    task_id: Mapped[str] = mapped_column(primary_key=True)
+    idx: Mapped[int] = mapped_column(primary_key=True)
+    task_path: Mapped[str]
+    channel: Mapped[str]
+    type: Mapped[str | None]
+    blob: Mapped[bytes]

@@ -70,9 +70,15 @@ LOCK = (
     .execution_options(populate_existing=True)
 )
 FINISH = text("""
-UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS jsonb), owner = NULL,
-    lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
-WHERE id = :id AND epoch = :epoch AND status = 'running' AND (cancel IS DISTINCT FROM 'rollback' OR :rolled_back)
+WITH ended AS (
+    UPDATE runs SET status = :status, stop_reason = :reason, error = CAST(:error AS jsonb), owner = NULL,
+        lease_until = NULL, cancel = NULL, finished_at = now(), updated_at = now()
+    WHERE id = :id AND epoch = :epoch AND status = 'running' AND (cancel IS DISTINCT FROM 'rollback' OR :rolled_back)
+    RETURNING id
+), forgotten AS (
+    DELETE FROM run_base_writes USING ended WHERE run_id = ended.id
+)
+SELECT id FROM ended
 """)
 RELEASE = text("""
 UPDATE runs SET status = 'pending', stop_reason = :reason, owner = NULL, lease_until = NULL,
@@ -168,7 +174,7 @@ async def finish(
     it is not this process' any more, or somebody asked for it to be rolled back (see `wants_rollback`).
     """
     check(RunStatus.running, status)
-    row = await tx.execute(
+    ended = await tx.scalar(
         FINISH,
         {
             "id": run.id,
@@ -179,7 +185,7 @@ async def finish(
             "error": orjson.dumps(error).decode() if error is not None else None,
         },
     )
-    return bool(row.rowcount)  # type: ignore[attr-defined]
+    return ended is not None
 
 
 async def release(tx: AsyncSession, run: Run, reason: StopReason) -> bool:

@@ -99,7 +99,7 @@ class RunService:
 
     async def _start(self, principal: Principal, thread_id: UUID, request: RunCreate, *, watched: bool) -> Run | None:
         """Make a run the short way. None where it must go the long way."""
-        if not self.claims.free or request.command is not None or request.after_seconds:
+        if not self.claims.free or request.input is None or request.command is not None or request.after_seconds:
             return None
         pinned = self.assistants.remembered(principal, request.assistant_id)
         if pinned is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from app.resources import Resources
 
 SLOW = {"provider": "scripted", "params": {"rules": [], "else": "one two three", "latency_ms": 60_000}}
 ECHO = {"provider": "scripted", "params": {"rules": [], "else": "You said: {input}"}}
+PROJECT = Path(__file__).parent / "project" / "langgraph.json"
 Served = tuple[httpx.AsyncClient, Resources]
 
 
@@ -136,6 +138,86 @@ async def stored(database: Database, thread: str) -> dict[tuple[str, ...], int]:
             {"id": thread},
         )
         return {tuple(row)[:5]: row[5] for row in rows}
+
+
+@pytest_asyncio.fixture
+async def project(database: Database) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(database.url, heartbeat_seconds=0.2, shutdown_seconds=0.1, config=PROJECT) as (api, _):
+        yield api
+
+
+async def asked(api: httpx.AsyncClient, thread: str) -> dict[str, Any]:
+    """The one open question of a thread."""
+    async with asyncio.timeout(10):
+        while not (items := (await api.get("/inbox", params={"thread_id": thread})).json()["items"]):
+            await asyncio.sleep(0.01)
+    [item] = items
+    return item  # type: ignore[no-any-return]
+
+
+async def answered(api: httpx.AsyncClient, item: dict[str, Any], answer: Any) -> str:
+    """Answer a question. The run that carries the answer."""
+    done = await api.post(f"/inbox/{item['id']}/response", json=answer)
+    assert done.status_code == 202, done.text
+    return str(done.json()["run_id"])
+
+
+@pytest.mark.parametrize("graph", ["asks", "outer"])
+async def test_rolling_back_a_resuming_run_opens_its_question_again(
+    project: httpx.AsyncClient, database: Database, graph: str
+) -> None:
+    """Whatever the run had stored is undone, the answer too: of two questions of one node, the second alone."""
+    api = project
+    thread = await new_thread(api)
+    await joined(api, thread, await start(api, thread, graph, "hi"))
+    first = await asked(api, thread)
+    await joined(api, thread, await answered(api, first, {"type": "response", "args": "one"}))
+    second = await asked(api, thread)
+    before = await stored(database, thread)
+    run = await answered(api, second, {"type": "response", "args": "two"})
+    async with asyncio.timeout(10):
+        while await stored(database, thread) == before or not await holds(api, thread):
+            await asyncio.sleep(0.01)
+    assert (await api.post(f"/threads/{thread}/runs/{run}/cancel?action=rollback&wait=1")).status_code == 200
+    assert await status(api, thread, run) == (404, None)
+    assert await stored(database, thread) == before
+    again = await asked(api, thread)
+    assert (again["id"], again["value"], again["status"]) == (second["id"], second["value"], "pending")
+    assert again["version"] > second["version"]
+    assert (await api.get(f"/threads/{thread}")).json()["status"] == "interrupted"
+    other = await answered(api, again, {"type": "response", "args": "other"})
+    async with asyncio.timeout(10):
+        while not await holds(api, thread):
+            await asyncio.sleep(0.01)
+    await api.post(f"/threads/{thread}/runs/{other}/cancel?wait=1")
+    async with database.transaction() as tx:
+        assert await tx.scalar(text("SELECT count(*) FROM run_base_writes")) == 0
+
+
+async def holds(api: httpx.AsyncClient, thread: str) -> bool:
+    """Whether the graph has come to its last node."""
+    state = (await api.get(f"/threads/{thread}/state", params={"subgraphs": True})).json()
+    inner = [t["state"]["next"] for t in state["tasks"] if isinstance(t.get("state"), dict)]
+    return "hold" in (state["next"] if not inner else inner[0])
+
+
+async def test_a_call_that_was_carried_out_before_a_rollback_is_not_carried_out_again(project: httpx.AsyncClient) -> None:
+    api = project
+    thread = await new_thread(api)
+    rules = [
+        {"if": "pay", "tool_calls": [{"name": "pay", "args": {"amount": 5}}]},
+        {"after_tool": "pay", "tool_calls": [{"name": "hold", "args": {}}]},
+    ]
+    model = {"provider": "scripted", "params": {"rules": rules, "else": "?"}}
+    agent = await assistant(api, model, tools=["pay", "hold"], review={"tools": {"pay": {}}})
+    await joined(api, thread, await start(api, thread, agent, "pay"))
+    for _ in range(2):
+        run = await answered(api, await asked(api, thread), {"type": "accept", "args": None})
+        await in_model(api, thread, "paid 5")
+        assert (await api.post(f"/threads/{thread}/runs/{run}/cancel?action=rollback&wait=1")).status_code == 200
+        assert "paid 5" not in await texts(api, thread)
+    effects = (await api.post("/store/items/search", json={"namespace_prefix": ["effects"]})).json()["items"]
+    assert len(effects) == 1
 
 
 @pytest.mark.parametrize("strategy", ["enqueue", "reject", "interrupt", "rollback"])
