@@ -34,6 +34,7 @@ from app.runs.worker import Worker
 from app.settings import Settings
 from app.store.service import StoreService
 from app.streaming.log import EventLog
+from app.streaming.retention import Retention
 from app.threads.service import ThreadService
 from app.watchdog import Watchdog
 
@@ -161,10 +162,13 @@ async def open_resources(
             store=store,
             worker=worker,
         )
+        retention = Retention(database, hours=settings.event_retention_hours)
+        await retention.tidy()
         tasks = [
             asyncio.create_task(listener.run(), name="listener"),
             asyncio.create_task(events.run(), name="events"),
             asyncio.create_task(feed.run(), name="feed"),
+            asyncio.create_task(retention.run(), name="retention"),
             asyncio.create_task(worker.run(), name="worker"),
         ]
 

@@ -67,6 +67,8 @@ class Executor:
         run = execution.run
         writer = self._events.open(run.id, run.epoch)
         writer.publish("metadata", dumps({"run_id": run.id, "attempt": run.attempts}))
+        if run.epoch > 1:  # what clients saw of a step that was not finished is told again
+            writer.publish("attempt", dumps({"run_id": run.id, "attempt": run.attempts}))
         execution.task = asyncio.create_task(self._drive(execution, writer), name=f"run-{run.id}")
         if execution.reason is not None:
             execution.task.cancel()

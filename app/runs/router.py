@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from app.runs.models import CancelAction, Run
 from app.runs.results import final_result
 from app.runs.schemas import RunCreate, RunRead, RunsCancel
 from app.runs.service import RunService
+from app.streaming.channel import START, Frame
 from app.streaming.sse import KeptAlive, event_stream, parse_last_event_id
 
 router = APIRouter(prefix="/threads/{thread_id}/runs", tags=["runs"])
@@ -134,7 +135,8 @@ async def get_run(thread_id: UUID, run_id: UUID, runs: Runs, principal: Reader) 
 @router.get("/{run_id}/join", summary="Wait for the result of a run", responses={**RESULT, **responses(403, 404, 422)})
 async def join_run(thread_id: UUID, run_id: UUID, runs: Runs, principal: Reader) -> Response:
     """The result of the run, as `wait` gives it, now or when it is there."""
-    return result(runs, await runs.get(principal, thread_id, run_id))
+    run = await runs.get(principal, thread_id, run_id)
+    return result(runs, run, frames=await runs.join(run, after=START, modes=None))
 
 
 @router.get("/{run_id}/stream", summary="Join the stream of a run", responses={**EVENTS, **responses(403, 404, 422)})
@@ -204,11 +206,17 @@ async def delete_run(thread_id: UUID, run_id: UUID, runs: Runs, principal: Write
     return Response(status_code=204)
 
 
-def result(runs: RunService, run: Run, gone: Callable[[], Awaitable[None]] | None = None) -> Response:
+def result(
+    runs: RunService,
+    run: Run,
+    gone: Callable[[], Awaitable[None]] | None = None,
+    *,
+    frames: AsyncIterator[list[Frame]] | None = None,
+) -> Response:
     """A JSON response that is kept alive until the run has ended. `gone` is called if the client does not wait for it."""
 
     async def values() -> bytes | None:
         return await runs.thread_values(run.thread_id)
 
-    body = final_result(runs.follow(run.id), fallback=values)
+    body = final_result(frames or runs.follow(run.id), fallback=values)
     return KeptAlive(body, media_type="application/json", headers=locations(run, "join"), on_disconnect=gone)

@@ -24,11 +24,12 @@ from app.runs.jobs import Jobs
 from app.runs.models import TERMINAL, CancelAction, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
 from app.runs.request import own_metadata, run_kwargs
+from app.runs.results import forgotten
 from app.runs.schemas import RunCreate
 from app.runs.shortcut import Shortcut
 from app.runs.worker import Worker
 from app.settings import Settings
-from app.streaming.channel import Frame
+from app.streaming.channel import START, Frame
 from app.streaming.log import EventLog
 from app.threads.messages import named_messages
 from app.threads.models import Thread, ThreadStatus
@@ -39,6 +40,12 @@ MAKES_WAY = {"interrupt": CancelAction.interrupt, "rollback": CancelAction.rollb
 BUSY = text("""
 UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || CAST(:ran AS jsonb)
 WHERE id = :id
+""")
+VALUES = text("""
+SELECT "values"::text FROM threads WHERE id = :id AND (CAST(:run AS uuid) IS NULL OR NOT EXISTS (
+    SELECT 1 FROM runs later JOIN runs mine ON mine.id = :run
+    WHERE later.thread_id = :id AND later.started_at > mine.started_at
+))
 """)
 SUMMARY = ("metadata", "error", "end")
 
@@ -232,23 +239,20 @@ class RunService:
 
         With `after` everything behind that id. Without: what happens from now on, or of a finished run how it ended.
         """
+        if run.status not in TERMINAL:
+            return self.events.subscribe(run.id, after=after, live_only=after is None, modes=modes)
+        if await self.events.newest(run.id) == START:
+            return _once(forgotten(run, await self.thread_values(run.thread_id, run.id)))
         if after is not None:
             return self.events.subscribe(run.id, after=after, modes=modes)
-        if run.status not in TERMINAL:
-            return self.events.subscribe(run.id, after=None, live_only=True, modes=modes)
         frames = [f async for batch in self.events.subscribe(run.id, after=None) for f in batch]
         last = next((f for f in reversed(frames) if f.event == "values"), None)
-        shown = [f for f in frames if f.event in SUMMARY or f is last]
+        return _once([f for f in frames if f.event in SUMMARY or f is last])
 
-        async def once() -> AsyncIterator[list[Frame]]:
-            yield shown
-
-        return once()
-
-    async def thread_values(self, thread_id: UUID) -> bytes | None:
-        """The thread's values as JSON, for a result whose stream had none."""
+    async def thread_values(self, thread_id: UUID, left_by: UUID | None = None) -> bytes | None:
+        """The thread's values as JSON, for a result whose stream had none. `left_by`: only if they are this run's."""
         async with self.database.transaction() as tx:
-            values = await tx.scalar(text('SELECT "values"::text FROM threads WHERE id = :id'), {"id": thread_id})
+            values = await tx.scalar(VALUES, {"id": thread_id, "run": left_by})
         return values.encode() if values else None
 
     # -- deleting runs
@@ -283,3 +287,7 @@ def new_run(principal: Principal, thread_id: UUID, pinned: Pinned, kwargs: dict[
 def _ran(run: Run) -> bytes:
     """What a thread's metadata tells of its last run."""
     return dumps({"graph_id": run.graph_id, "assistant_id": run.assistant_id})
+
+
+async def _once(frames: list[Frame]) -> AsyncIterator[list[Frame]]:
+    yield frames

@@ -23,7 +23,9 @@ MEMORY = 2 * 2**20
 """Bytes of a run that memory keeps for readers; older events are read from the table."""
 BATCH = 500
 OUTAGE = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, DBAPIError)
-ALWAYS = frozenset({"metadata", "error", "end"})
+GAP = "gap"
+"""Stands for events that are not kept, or not any more."""
+ALWAYS = frozenset({"metadata", "attempt", GAP, "error", "end"})
 
 
 @dataclass(frozen=True, slots=True)

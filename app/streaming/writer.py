@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import orjson
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.engine import driver_connection, hint
-from app.streaming.channel import Frame, Topic
+from app.streaming.channel import GAP, Frame, Topic
 
 if TYPE_CHECKING:
     from app.streaming.log import EventLog
@@ -46,8 +47,16 @@ class RunWriter:
             self._topic.wake()
         self._unflushed.append(frame)
         if len(self._unflushed) > PENDING_EVENTS:
-            del self._unflushed[: PENDING_EVENTS // 10]
+            self._give_up(PENDING_EVENTS // 10)
         self._events.mark(self)
+
+    def _give_up(self, count: int) -> None:
+        """The oldest events that wait will not be in the table. Who replays them is told how many there were."""
+        given_up = self._unflushed[:count]
+        if given_up[0].event == GAP:
+            count += int(orjson.loads(given_up[0].data)["events"]) - 1
+        data = orjson.dumps({"run_id": str(self.run_id), "events": count, "reason": "not_stored"})
+        self._unflushed[: len(given_up)] = [Frame.make(self._epoch, given_up[-1].seq, GAP, data)]
 
     async def finish(self, tx: AsyncSession, events: list[tuple[str, bytes]]) -> Callable[[], None]:
         """Write what is unflushed and the last events with the run's finishing transaction, durably.

@@ -241,7 +241,7 @@ async def test_a_run_whose_process_froze_is_taken_over_with_its_input(
     assert await texts(api, thread) == ["one", "You said: one", "two", "one two three"]
     stream = (await api.get(f"/threads/{thread}/runs/{run}/stream", headers={"Last-Event-ID": "-1"})).text
     assert stream.count("event: end") == 1
-    assert "id: 2-1" in stream
+    assert "event: attempt\r\ndata: " in stream.partition("id: 2-1\r\n")[2]
 
 
 async def test_a_run_that_does_not_end_is_given_up(served: tuple[httpx.AsyncClient, Resources], database: Database) -> None:
