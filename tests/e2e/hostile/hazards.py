@@ -89,11 +89,9 @@ async def end_generator() -> str:
     raise GeneratorExit
 
 
-HAZARDS: dict[str, Any] = {
-    f.__name__: f
-    for f in (block_thread, hang_thread, hang, sleep_in_loop, wait_in_loop, spin_in_loop, block_in_task)
-    + (exit_process, exit_from_thread, exit_from_task, press_ctrl_c, end_generator)
-}
+LOOP = (sleep_in_loop, wait_in_loop, spin_in_loop, block_in_task)
+EXIT = (exit_process, exit_from_thread, exit_from_task, press_ctrl_c, end_generator)
+HAZARDS: dict[str, Any] = {f.__name__: f for f in (block_thread, hang_thread, hang, *LOOP, *EXIT)}
 
 
 class State(TypedDict, total=False):
