@@ -111,12 +111,12 @@ class Retention:
         return [p for name in names if (p := Partition.named(name)) is not None]
 
     async def _alone(self, partition: Partition, action: Callable[[AsyncSession, Partition], Awaitable[None]]) -> None:
-        """Do something to a partition, unless another process is at it, or somebody holds a lock for longer than a moment."""
+        """Do something to a partition, one process at a time, unless somebody holds a lock for longer than a moment."""
         try:
             async with self._database.transaction() as tx:
-                if await tx.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK_KEY}):
-                    await tx.execute(text("SET LOCAL lock_timeout = '1s'"))
-                    await action(tx, partition)
+                await tx.execute(text("SET LOCAL lock_timeout = '1s'"))
+                await tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+                await action(tx, partition)
         except DBAPIError as error:
             log.warning("partition_left_for_later", partition=partition.name, error=str(error.orig))
 
