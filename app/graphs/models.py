@@ -15,11 +15,13 @@ from typing import Any
 
 from langchain.chat_models import init_chat_model
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AnyMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.graphs.listeners import listeners
+from app.graphs.modelrun import DirectModel, is_text
 from app.graphs.scripted import PatternTooSlow, Script, ScriptedChatModel
 
 DEFAULT = "default"
@@ -193,14 +195,19 @@ class LazyModel:
         self._tools = list(tools)
         self._default = default_model
         self._bound: Runnable[LanguageModelInput, AIMessage] | None = None
+        self._direct: DirectModel | None = None
         self._lock = asyncio.Lock()
         self.provider = spec.provider
 
-    async def ainvoke(self, messages: LanguageModelInput, config: RunnableConfig) -> AIMessage:
+    async def ainvoke(self, messages: list[AnyMessage], config: RunnableConfig) -> AIMessage:
         """Call the model. Tokens reach LangGraph's `messages` mode through the callbacks in `config`."""
         bound = self._bound or await self._build()
+        heard = listeners(config)
         try:
-            message = await bound.ainvoke(messages, config)
+            if self._direct is not None and heard is not None and is_text(messages):
+                message = await self._direct.call(messages, config, heard)
+            else:
+                message = await bound.ainvoke(messages, config)
         except Exception as error:
             raise translate(error, self.provider) from error
         if is_cut(message, self.provider):
@@ -214,6 +221,7 @@ class LazyModel:
                 self.provider = spec.provider
                 make: Callable[[], Runnable[LanguageModelInput, AIMessage]] = lambda: self._bind(build(spec))  # noqa: E731
                 self._bound = make() if spec.provider == SCRIPTED else await asyncio.to_thread(make)
+                self._direct = DirectModel.of(self._bound)
             return self._bound
 
     def _bind(self, model: BaseChatModel) -> Runnable[LanguageModelInput, AIMessage]:

@@ -29,6 +29,7 @@ from typing_extensions import TypedDict
 
 from app.graphs.calls import Caller, Job, answered, jobs_of, last_ai, message_for, settled
 from app.graphs.config import AgentConfig
+from app.graphs.edges import Edge
 from app.graphs.memory import NAMESPACE, Remembered, namespace_of, recall
 from app.graphs.models import LazyModel
 from app.graphs.prompts import SystemPrompt, for_provider
@@ -77,14 +78,14 @@ def build_react(
     graph.add_edge(START, "agent")
     if tools:
         graph.add_node("tools", nodes.tools)
-        graph.add_conditional_edges("agent", nodes.after_agent, ["tools", *(["review"] if nodes.rules else []), END])
+        graph.add_conditional_edges("agent", Edge(nodes.after_agent), ["tools", *(["review"] if nodes.rules else []), END])
         after = ["agent", END, *(["review", "apply_review"] if nodes.rules else [])]
-        graph.add_conditional_edges("tools", nodes.after_tools, after)
+        graph.add_conditional_edges("tools", Edge(nodes.after_tools), after)
     if nodes.rules:
         graph.add_node("review", nodes.review)
         graph.add_node("apply_review", nodes.apply_review)
         graph.add_edge("review", "apply_review")
-        graph.add_conditional_edges("apply_review", nodes.after_review, ["tools", "agent", END])
+        graph.add_conditional_edges("apply_review", Edge(nodes.after_review), ["tools", "agent", END])
     compiled: Graph = graph.compile(checkpointer=strict(checkpointer), store=store, name=agent.name or name)
     return compiled
 

@@ -35,6 +35,13 @@ async def write(database: Database, *run_ids: UUID) -> None:
             await tx.execute(text(INSERT), {"id": run_id})
 
 
+async def forget(database: Database) -> None:
+    """Drop the present partition, as soon as no run of the server needs it: the shipped example makes one at start."""
+    async with asyncio.timeout(20):
+        while Partition.at(datetime.now(UTC)).name in await tables(database):
+            await Retention(database, hours=1e-6).tidy(datetime.now(UTC) + timedelta(days=1))
+
+
 def test_a_partition_holds_the_ids_of_its_hours() -> None:
     partition = Partition.at(NOW)
     assert (partition.name, partition.end - partition.start) == ("run_events_p20310304_06", PERIOD)
@@ -75,7 +82,7 @@ async def test_a_partition_is_kept_while_somebody_may_read_it(database: Database
         await api.post(f"/threads/{thread}/runs/{later}/cancel")
         await Retention(database, hours=1).tidy(in_a_day)
         assert present in await tables(database), "a run of then ended just now"
-        await Retention(database, hours=1e-6).tidy(in_a_day)
+        await forget(database)
         assert present not in await tables(database)
 
 
@@ -84,7 +91,7 @@ async def test_a_client_is_told_that_events_are_gone_and_how_the_run_ended(datab
         thread = await new_thread(api)
         done = await api.post(f"/threads/{thread}/runs/wait", json={"assistant_id": "weather", "input": HI})
         run = done.headers["content-location"]
-        await Retention(database, hours=1e-6).tidy(datetime.now(UTC) + timedelta(days=1))
+        await forget(database)
         for header in ({"Last-Event-ID": "1-2"}, {"Last-Event-ID": "-1"}, {}):
             told = (await api.get(f"{run}/stream", headers=header)).text
             names = [line.removeprefix("event: ") for line in told.splitlines() if line.startswith("event: ")]
