@@ -15,59 +15,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.engine import driver_connection
+from app.graphs.saver_sql import COPY_THREAD, DELETE_RUNS, DELETE_THREAD
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
-
-COPY = text(
-    """
-    WITH c AS (
-        INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)
-        SELECT :target, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,
-               CASE WHEN metadata ? 'thread_id' THEN metadata || jsonb_build_object('thread_id', CAST(:target AS text))
-                    ELSE metadata END
-        FROM checkpoints WHERE thread_id = :source
-    ), b AS (
-        INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
-        SELECT :target, checkpoint_ns, channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = :source
-    )
-    INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
-    SELECT :target, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob
-    FROM checkpoint_writes WHERE thread_id = :source
-    """
-)
-"""One statement, so that all three tables are seen at the same moment while a run may be writing."""
-
-DELETE = text(
-    """
-    WITH c AS (DELETE FROM checkpoints WHERE thread_id = :id), b AS (DELETE FROM checkpoint_blobs WHERE thread_id = :id)
-    DELETE FROM checkpoint_writes WHERE thread_id = :id
-    """
-)
-
-
-UNDO = text(
-    """
-    WITH undone AS (
-        DELETE FROM checkpoints WHERE thread_id = :id AND metadata->>'run_id' = :run
-        RETURNING checkpoint_ns, checkpoint_id, checkpoint->'channel_versions' AS versions
-    ), w AS (
-        DELETE FROM checkpoint_writes w USING undone u
-        WHERE w.thread_id = :id AND w.checkpoint_ns = u.checkpoint_ns AND w.checkpoint_id = u.checkpoint_id
-    )
-    DELETE FROM checkpoint_blobs b USING (
-        SELECT DISTINCT u.checkpoint_ns, v.key AS channel, v.value AS version
-        FROM undone u, jsonb_each_text(u.versions) v
-        EXCEPT
-        SELECT c.checkpoint_ns, v.key, v.value
-        FROM checkpoints c, jsonb_each_text(c.checkpoint->'channel_versions') v
-        WHERE c.thread_id = :id AND c.metadata->>'run_id' IS DISTINCT FROM :run
-    ) AS orphan
-    WHERE b.thread_id = :id AND b.checkpoint_ns = orphan.checkpoint_ns
-      AND b.channel = orphan.channel AND b.version = orphan.version
-    """
-)
-"""The checkpoints of one run, with their writes, and the values that no other checkpoint names."""
-
 
 KEEP = text(
     """
@@ -107,12 +57,13 @@ async def in_transaction(tx: AsyncSession, graph: Graph) -> Graph:
 
 async def copy_checkpoints(tx: AsyncSession, source: UUID, target: UUID) -> None:
     """Give `target`, which has none, all checkpoints of `source`."""
-    await tx.execute(COPY, {"source": str(source), "target": str(target)})
+    connection = await driver_connection(tx)
+    await connection.execute(COPY_THREAD, {"source": str(source), "target": str(target)})
 
 
 async def delete_checkpoints(tx: AsyncSession, thread_id: UUID) -> None:
     """Forget all state of a thread."""
-    await tx.execute(DELETE, {"id": str(thread_id)})
+    await (await driver_connection(tx)).execute(DELETE_THREAD, {"thread": str(thread_id)})
 
 
 async def keep_base(tx: AsyncSession, thread_id: UUID, run_id: UUID, base: str) -> None:
@@ -126,6 +77,6 @@ async def undo_run(tx: AsyncSession, thread_id: UUID, run_id: UUID, base: str | 
     `base` is the checkpoint that the run went on from as it was. An answer that the run brought sits in the writes of that
     checkpoint: they are put back as `keep_base` found them, so that the question is asked again.
     """
-    await tx.execute(UNDO, {"id": str(thread_id), "run": str(run_id)})
+    await (await driver_connection(tx)).execute(DELETE_RUNS, {"thread": str(thread_id), "runs": [str(run_id)]})
     if base is not None:
         await tx.execute(RESTORE, {"id": str(thread_id), "run": run_id, "base": base})
