@@ -17,10 +17,12 @@ from pydantic import TypeAdapter
 
 from app.errors import FieldError, Invalid, NotFound
 from app.graphs.config import AGENT_KEYS, PATH, AgentConfig, parse, refuse
+from app.graphs.limits import CALLS
 from app.graphs.memory import NAMESPACE, memory_tools
 from app.graphs.project import Project, ProjectError, load_project
 from app.graphs.react import REVIEW, AgentState, build_react
 from app.graphs.review import EffectGate
+from app.graphs.saver_messages import append_only
 from app.graphs.tools import ToolProblem, ToolRegistry, ToolSpec
 from app.settings import Settings
 
@@ -61,7 +63,7 @@ class RunSetup:
 class Graphs:
     """Knows what configurations mean. Compiled graphs carry the saver and the store."""
 
-    private_keys = frozenset({REVIEW})
+    private_keys = frozenset({REVIEW, CALLS})
 
     def __init__(
         self,
@@ -231,7 +233,7 @@ class Graphs:
 
     def _react(self, config: Mapping[str, Any]) -> Graph:
         agent = self._agent(config)
-        return build_react(
+        graph = build_react(
             agent,
             self._tools(agent),
             default_model=self._settings.default_model,
@@ -239,14 +241,17 @@ class Graphs:
             checkpointer=self._checkpointer,
             store=self._store,
             name=REACT,
+            tool_timeout=self._settings.tool_timeout or None,
         )
+        return append_only(graph)
 
     def _own(self, graph_id: str, config: Mapping[str, Any]) -> Graph:
         made = self._project.graphs[graph_id].make(self._factory_config(config))
         if isinstance(made, StateGraph):
-            return made.compile(checkpointer=self._checkpointer, store=self._store, name=graph_id)
+            return append_only(made.compile(checkpointer=self._checkpointer, store=self._store, name=graph_id))
         # The project's object is shared: it is copied, never changed.
-        return made.copy(update={"checkpointer": self._checkpointer, "store": self._store, "name": graph_id})  # type: ignore[return-value]
+        update = {"checkpointer": self._checkpointer, "store": self._store, "name": graph_id}
+        return append_only(made.copy(update=update))  # type: ignore[arg-type]
 
     @staticmethod
     def _factory_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ await returns only when its rows are committed.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -21,6 +21,9 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
     get_serializable_checkpoint_metadata,
 )
 from langgraph.checkpoint.postgres import _ainternal
@@ -29,60 +32,26 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from psycopg import AsyncCursor
 from psycopg.rows import DictRow, dict_row
-from psycopg.types.json import Jsonb
 
 from app.db.engine import LangGraphPool
-from app.graphs.review import LeaseLost
+from app.graphs import saver_threads
+from app.graphs.saver_history import ChannelHistories
+from app.graphs.saver_queue import WriteQueue
+from app.graphs.saver_rows import Row
 
-FLUSHERS = 2
-"""Statements in flight at once: while one waits for its commit, the next can be built."""
 INLINE_BYTES = 64 * 1024
 """Values that may be larger are encoded in a thread, so that they do not hold up the loop."""
-
-Row = tuple[Any, ...]
-
-WRITES = """
-INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
-SELECT * FROM unnest(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::text[], %b::text[], %b::bytea[])
-ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) DO """
-KEEP = WRITES + "NOTHING"
-REPLACE = WRITES + "UPDATE SET channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob"
-BLOBS = """
-INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
-SELECT * FROM unnest(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bytea[])
-ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING"""
-CHECKPOINTS = """
-INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
-SELECT * FROM unnest(%b::text[], %b::text[], %b::text[], %b::text[], %b::jsonb[], %b::jsonb[])
-ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
-DO UPDATE SET checkpoint = EXCLUDED.checkpoint, metadata = EXCLUDED.metadata"""
-
-PARTS = (("blobs", BLOBS, 6, 4), ("kept", KEEP, 9, None), ("replaced", REPLACE, 9, None), ("checkpoints", CHECKPOINTS, 6, 3))
-"""Attribute of an operation, its statement, its columns, and how many of these are the key (writes: see `_key`)."""
-
-
-@dataclass(slots=True, eq=False)
-class Operation:
-    """Rows of one `aput` or `aput_writes`, and who waits for them."""
-
-    done: asyncio.Future[None]
-    blobs: list[Row] = field(default_factory=list)
-    kept: list[Row] = field(default_factory=list)
-    replaced: list[Row] = field(default_factory=list)
-    checkpoints: list[Row] = field(default_factory=list)
 
 
 class Saver(AsyncPostgresSaver):
     """The saver of a process: one for all its runs. Opened by `Saver.open`."""
 
-    def __init__(
-        self, pool: LangGraphPool, serde: SerializerProtocol | None = None, may_write: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, pool: LangGraphPool, queue: WriteQueue, serde: SerializerProtocol | None = None) -> None:
         super().__init__(pool, serde=serde)
         self._pool = pool
-        self._waiting: list[Operation] = []
-        self._work = asyncio.Event()
-        self._may_write = may_write
+        self._queue = queue
+        self._histories = ChannelHistories(pool)
+        self._trails = False
 
     @classmethod
     @asynccontextmanager
@@ -92,21 +61,20 @@ class Saver(AsyncPostgresSaver):
         serde: SerializerProtocol | None = None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> AsyncIterator[Saver]:
-        """A saver with its flushers. Whatever waits when it is closed fails.
+        """A saver that can write. Whatever waits when it is closed fails. `may_write`: see `WriteQueue`."""
+        queue = WriteQueue(pool, may_write)
+        async with queue.running():
+            yield cls(pool, queue, serde)
 
-        `may_write` says whether this process still holds its runs. A process that was frozen for longer than its leases
-        must not write over what its successor wrote meanwhile.
+    def trailing(self) -> Saver:
+        """The same saver for graphs whose checkpoints hold only what they add, and so wait for the writes that they add.
+
+        Writes of a task return at once, and are committed together with the checkpoint that they lead to. They never come
+        after it, nor after a question or a read of the thread; without any of these they follow by themselves.
         """
-        saver = cls(pool, serde, may_write)
-        flushers = [asyncio.create_task(saver._flush(), name=f"saver-{i}") for i in range(FLUSHERS)]
-        try:
-            yield saver
-        finally:
-            for flusher in flushers:
-                flusher.cancel()
-            await asyncio.gather(*flushers, return_exceptions=True)
-            for operation in saver._waiting:
-                operation.done.cancel()
+        twin = copy.copy(self)
+        twin._trails = True
+        return twin
 
     # -- writing
 
@@ -130,7 +98,7 @@ class Saver(AsyncPostgresSaver):
             else:
                 values[channel] = value
         versions = {channel: version for channel, version in new_versions.items() if channel in values}
-        operation = self._operation()
+        operation = self._queue.operation()
         if versions:
             operation.blobs = await self._encode(self._dump_blobs, values, thread_id, namespace, values, versions)
         row = (
@@ -138,11 +106,11 @@ class Saver(AsyncPostgresSaver):
             namespace,
             checkpoint["id"],
             configurable.get("checkpoint_id"),
-            _jsonb({**checkpoint, "channel_values": inline}),
-            _jsonb(get_serializable_checkpoint_metadata(config, metadata)),
+            _json({**checkpoint, "channel_values": inline}),
+            _json(get_serializable_checkpoint_metadata(config, metadata)),
         )
         operation.checkpoints = [row]
-        await self._write(operation)
+        await self._queue.write(thread_id, operation)
         return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
 
     async def aput_writes(
@@ -150,10 +118,11 @@ class Saver(AsyncPostgresSaver):
     ) -> None:
         """Save the writes of a task. See `BaseCheckpointSaver.aput_writes`."""
         configurable = config["configurable"]
+        thread_id = configurable["thread_id"]
         rows = await self._encode(
             self._dump_writes,
             writes,
-            configurable["thread_id"],
+            thread_id,
             configurable["checkpoint_ns"],
             configurable["checkpoint_id"],
             task_id,
@@ -162,15 +131,16 @@ class Saver(AsyncPostgresSaver):
         )
         if not rows:
             return
-        operation = self._operation()
-        if all(channel in WRITES_IDX_MAP for channel, _ in writes):
+        special = [channel in WRITES_IDX_MAP for channel, _ in writes]
+        if self._trails and not any(special):
+            self._queue.trail(thread_id, rows)
+            return
+        operation = self._queue.operation()
+        if all(special):
             operation.replaced = rows
         else:
             operation.kept = rows
-        await self._write(operation)
-
-    def _operation(self) -> Operation:
-        return Operation(asyncio.get_running_loop().create_future())
+        await self._queue.write(thread_id, operation)
 
     async def _encode(self, dump: Any, values: Any, *args: Any) -> list[Row]:
         """Encode here when it is small, in a thread when it may not be."""
@@ -180,62 +150,51 @@ class Saver(AsyncPostgresSaver):
             rows = await asyncio.to_thread(dump, *args)
         return rows
 
-    async def _write(self, operation: Operation) -> None:
-        if not self._may_write():
-            raise LeaseLost("The leases of this process have run out: another may hold its runs.")
-        self._waiting.append(operation)
-        self._work.set()
-        await operation.done
-
-    async def _flush(self) -> None:
-        while True:
-            await self._work.wait()
-            await asyncio.sleep(0)  # let whatever else this turn of the loop writes join
-            batch = list(self._waiting)
-            self._waiting.clear()  # never replaced: LangGraph may work with a shallow copy of this saver
-            self._work.clear()
-            if not batch:
-                continue
-            try:
-                await self._execute(batch)
-            except Exception as error:
-                await self._isolate(batch, error)
-            except BaseException:
-                for operation in batch:
-                    operation.done.cancel()
-                raise
-            else:
-                _release(batch)
-
-    async def _isolate(self, batch: list[Operation], error: Exception) -> None:
-        """One bad row must not fail its neighbours: write them one by one."""
-        for operation in batch:
-            try:
-                if len(batch) == 1:
-                    raise error
-                await self._execute([operation])
-            except Exception as own:
-                if not operation.done.done():
-                    operation.done.set_exception(own)
-            else:
-                _release([operation])
-
-    async def _execute(self, batch: list[Operation]) -> None:
-        """Write all rows of a batch in one statement, which has only the parts that it needs."""
-        parts: list[str] = []
-        params: list[list[Any]] = []
-        for name, statement, width, key in PARTS:
-            rows = {_key(row, key): row for operation in batch for row in getattr(operation, name)}
-            if rows:
-                parts.append(statement)
-                params += _columns(rows.values(), width)
-        *before, last = parts
-        prefix = ", ".join(f"p{i} AS ({part})" for i, part in enumerate(before))
-        query = f"WITH {prefix} {last}" if before else last
-        async with self._pool.connection() as connection:
-            await connection.execute(query, params, binary=True)
-
     # -- reading
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read a checkpoint. See `BaseCheckpointSaver.aget_tuple`."""
+        await self._queue.settle(config["configurable"]["thread_id"])
+        return await super().aget_tuple(config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """List checkpoints, newest first. See `BaseCheckpointSaver.alist`."""
+        await self._queue.settle(config["configurable"]["thread_id"] if config else None)
+        async for found in super().alist(config, filter=filter, before=before, limit=limit):
+            yield found
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What channels that save only updates are made of. See `BaseCheckpointSaver.aget_delta_channel_history`."""
+        configurable = config["configurable"]
+        thread_id, namespace = configurable["thread_id"], configurable.get("checkpoint_ns", "")
+        checkpoint_id = get_checkpoint_id(config)
+        if not checkpoint_id:
+            newest = await self.aget_tuple(config)
+            if newest is None:
+                return {channel: {"writes": []} for channel in channels}
+            checkpoint_id = newest.config["configurable"]["checkpoint_id"]
+        await self._queue.settle(thread_id)
+        return {
+            channel: await self._histories.read(self.serde, thread_id, namespace, checkpoint_id, channel)
+            for channel in channels
+        }
+
+    async def _load_checkpoint_tuple(self, value: DictRow) -> CheckpointTuple:
+        """The stock one decodes in a thread, even when there is nothing to decode."""
+        writes = value["pending_writes"]
+        if writes and sum(len(write[3]) for write in writes) > INLINE_BYTES:
+            return await super()._load_checkpoint_tuple(value)
+        found = await super()._load_checkpoint_tuple({**value, "pending_writes": None})
+        return found._replace(pending_writes=self._load_writes(writes))
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
@@ -248,31 +207,41 @@ class Saver(AsyncPostgresSaver):
                 async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
                     yield cursor
 
+    # -- whole threads
 
-def _jsonb(value: Any) -> Jsonb:
-    return Jsonb(value, dumps=_dumps)
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Give a thread that has none all checkpoints of another."""
+        await self._queue.settle(source_thread_id)
+        await saver_threads.copy_thread(self._pool, source_thread_id, target_thread_id)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Forget all state of a thread."""
+        await self.aprune([thread_id], strategy="delete")
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs, but for those that later ones of other runs are made of."""
+        await self._queue.settle(None)
+        await saver_threads.delete_runs(self._pool, run_ids)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """`keep_latest`: keep the newest checkpoint of each namespace and what it is made of; `delete`: keep nothing."""
+        if isinstance(thread_ids, str):
+            raise TypeError("thread_ids must be a sequence of thread IDs, not a str")
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(f"Unknown prune strategy: {strategy!r}")
+        threads = [str(thread_id) for thread_id in thread_ids]
+        for thread_id in threads:
+            await self._queue.settle(thread_id)
+            self._histories.forget(thread_id)
+        prune = saver_threads.prune_threads if strategy == "keep_latest" else saver_threads.delete_threads
+        await prune(self._pool, threads)
 
 
-def _dumps(value: Any) -> bytes:
+def _json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # an integer beyond 64 bits, which jsonb can hold
         return json.dumps(value).encode()
-
-
-def _key(row: Row, width: int | None) -> Row:
-    # A write is told apart by thread, namespace, checkpoint, task and index; its path stands between.
-    return (*row[:4], row[5]) if width is None else row[:width]
-
-
-def _columns(rows: Any, width: int) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
-
-
-def _release(batch: list[Operation]) -> None:
-    for operation in batch:
-        if not operation.done.done():
-            operation.done.set_result(None)
 
 
 def _weight(value: Any, depth: int = 0) -> int:

@@ -72,13 +72,13 @@ async def test_writes_of_many_runs_go_out_together(saver: Saver) -> None:
         await saver.aput(config, empty_checkpoint(), {}, {})
 
     batches: list[int] = []
-    execute = saver._execute
+    execute = saver._queue._execute
 
     async def counted(batch: list[Any]) -> None:
         batches.append(len(batch))
         await execute(batch)
 
-    saver._execute = counted  # type: ignore[method-assign]
+    saver._queue._execute = counted  # type: ignore[method-assign]
     await asyncio.gather(*(put() for _ in range(200)))
     assert sum(batches) == 200
     assert len(batches) < 20
