@@ -54,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--host", help="address to listen on (127.0.0.1)")
     server.add_argument("--port", type=int, help="port to listen on (8123; 0 for any)")
     _common(server)
+    server.add_argument("--workers", type=int, metavar="N", help="server processes behind the port (1)")
+    server.add_argument("--no-worker", dest="worker", action="store_false", default=None, help="only serve the API")
+    server.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     server.add_argument("--no-examples", dest="examples", action="store_false", default=None, help="do not offer the examples")
     server.set_defaults(run=_serve)
 
@@ -157,15 +160,15 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def _serve(_: argparse.Namespace, settings: Settings) -> None:
-    leave(serve(settings))
+def _serve(args: argparse.Namespace, settings: Settings) -> None:
+    leave(serve(settings, supervised=args.supervised))
 
 
 def _worker(_: argparse.Namespace, settings: Settings) -> None:
     with database(settings) as (url, embedded):
         asyncio.run(prepare(settings, url, embedded=embedded))
         process = Process(settings.shutdown_seconds + CLOSING_SECONDS)
-        code = process.run(run_worker(settings, url, process))
+        code = process.run(run_worker(settings.model_copy(update={"worker": True}), url, process))
     leave(code)
 
 

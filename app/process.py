@@ -27,10 +27,12 @@ THREADS = 1000
 class Process:
     """Ends the work that it runs: asked by `stopping` when the work is `ready` for that, else by cancelling it."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, *, follows: int | None = None) -> None:
+        """`patience`: seconds to stop in. `follows`: a file descriptor; when it ends, so does the process."""
         self.stopping = asyncio.Event()
         self.ready = False
         self._patience = patience
+        self._follows = follows
         self._work: asyncio.Task[None] | None = None
         self._abandoned = asyncio.Event()
         self._broken = False
@@ -53,10 +55,17 @@ class Process:
             self._work.cancel()
         asyncio.get_running_loop().call_later(UNWIND_SECONDS, self._abandoned.set)
 
+    def _read(self, followed: int) -> None:
+        if not os.read(followed, 1024):
+            asyncio.get_running_loop().remove_reader(followed)
+            self.stop("the supervisor is gone")
+
     async def _live(self, work: Coroutine[None, None, None]) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+        if self._follows is not None:
+            loop.add_reader(self._follows, self._read, self._follows)
         self._work = asyncio.create_task(work, name="work")
         abandoned = asyncio.create_task(self._abandoned.wait())
         await asyncio.wait({self._work, abandoned}, return_when=asyncio.FIRST_COMPLETED)

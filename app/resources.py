@@ -102,7 +102,7 @@ async def open_resources(
         claims = Claims(
             inbox=inbox,
             lease=settings.lease_seconds,
-            slots=settings.max_concurrent_runs,
+            slots=settings.max_concurrent_runs if settings.worker else 0,
         )
         shortcut = Shortcut(database)
         finisher = Finisher(

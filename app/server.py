@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import sys
 from collections.abc import Iterator
 
 import structlog
@@ -21,6 +22,7 @@ from app.process import Process
 from app.resources import Resources
 from app.settings import Settings
 from app.startup import bind, database, prepare, shown_url
+from app.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
 
@@ -91,10 +93,23 @@ class Server(uvicorn.Server):
         self._process.stop("a part of the server died", broken=True)
 
 
-def serve(settings: Settings) -> int:
-    """Run the server until a signal. Returns the exit code. Raises StartError, and an AppError for a wrong project."""
+def serve(settings: Settings, *, supervised: bool = False) -> int:
+    """Run the server until a signal. Returns the exit code. Raises StartError, and an AppError for a wrong project.
+
+    `supervised`: one of several behind the port, which ends with its standard input.
+    """
+    if settings.workers > 1:
+        return _serve_many(settings)
     # First of all, before the slow part: a port in use is the most common reason not to start.
-    with contextlib.closing(bind(settings)) as listener, database(settings) as (url, embedded):
-        process = Process(settings.shutdown_seconds + CLOSING_SECONDS)
+    with contextlib.closing(bind(settings, shared=supervised)) as listener, database(settings) as (url, embedded):
+        process = Process(settings.shutdown_seconds + CLOSING_SECONDS, follows=sys.stdin.fileno() if supervised else None)
         server = Server(create_app(settings, url), settings, listener, process)
         return process.run(server.run_until_stopped(url, embedded=embedded))
+
+
+def _serve_many(settings: Settings) -> int:
+    bind(settings).close()  # nobody else may have the port, not even somebody who would share it
+    holder = bind(settings, shared=True, listens=False)
+    with contextlib.closing(holder), database(settings) as (url, embedded):
+        process = Process(settings.shutdown_seconds + 2 * CLOSING_SECONDS)
+        return process.run(Supervisor(settings, holder, process).run(url, embedded=embedded))

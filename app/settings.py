@@ -49,12 +49,17 @@ class Settings(BaseSettings):
     bare_resume: Literal["checked", "strict"] = Field(
         "checked", description="`strict` refuses every resume that does not name the interrupt it answers."
     )
+    worker: bool = Field(True, description="Execute runs in the server's processes too. Off: `keyturn worker` does it.")
+    workers: int = Field(1, ge=1, le=256, description="Server processes behind the port, each with pools and slots of its own.")
     max_concurrent_runs: int = Field(50, ge=0, le=10_000, description="Runs that this process executes at once.")
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="Largest request body.")
     recursion_limit: int = Field(25, ge=1, le=1000, description="Supersteps of a run that sets no limit of its own.")
     max_recursion_limit: int = Field(200, ge=1, le=10_000, description="Highest limit that a run or an assistant may ask for.")
     lease_seconds: float = Field(30.0, gt=0, description="A run whose process gave no sign for this long is taken over.")
     max_attempts: int = Field(5, ge=1, description="Takeovers after which a run ends in an error.")
+    tool_timeout: float = Field(
+        300.0, ge=0, description="Seconds that a tool call of a built-in agent may take, unless its limits say so. 0: no limit."
+    )
     blocked_seconds: float = Field(
         2.0, ge=0, description="Code of a graph or tool that blocks the event loop for this long ends in an error. 0: never."
     )

@@ -95,14 +95,18 @@ async def prepare(settings: Settings, url: str, *, embedded: bool, listens: bool
                 )
 
 
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket, or one line that says why not."""
+def bind(settings: Settings, *, shared: bool = False, listens: bool = True) -> socket.socket:
+    """The listening socket, or one line that says why not.
+
+    `shared`: among processes that all say so. Without `listens` the port is only held: nothing is accepted here.
+    """
     host, port = settings.host.strip("[]"), settings.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(2048)  # now, not when all is ready: a second server must find out before it does anything
+        if listens:
+            listener.listen(2048)  # now, not when all is ready: a second server must find out before it does anything
     except (OSError, ValueError) as error:
         listener.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
