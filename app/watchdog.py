@@ -41,8 +41,6 @@ LIBRARIES = frozenset(
 class BlockedLoop(BaseException):
     """Raised inside code that blocks the event loop. No Exception, so that nobody catches it by the way and tries again."""
 
-    code = "blocked_event_loop"
-
     def __init__(self, seconds: float) -> None:
         super().__init__(
             f"This code blocked the server's event loop for {seconds:.1f} s and was stopped. "

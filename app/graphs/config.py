@@ -89,6 +89,15 @@ class Memory(Strict):
         return labels
 
 
+class Limits(Strict):
+    """What one run, one step and one call may take."""
+
+    model_calls: int | None = Field(None, ge=1, description="Calls of the model, after which a run ends in an error.")
+    tool_calls: int | None = Field(None, ge=1, description="Calls of tools, after which the model is told that it has no more.")
+    tool_timeout: float | None = Field(None, gt=0, le=86_400, description="Seconds of one tool call, which then is an error.")
+    step_timeout: float | None = Field(None, gt=0, le=86_400, description="Seconds of one step; a longer one ends the run.")
+
+
 def _as_object(key: str) -> BeforeValidator:
     """A plain text is short for an object."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
@@ -103,6 +112,7 @@ class AgentConfig(Strict):
     review: Review = Review()
     memory: Memory | None = None
     recursion_limit: int | None = Field(None, ge=1, description="Supersteps after which a run ends in an error.")
+    limits: Limits = Limits()
     name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Shown as the author of the agent's messages.")
 
     @property

@@ -30,6 +30,7 @@ from typing_extensions import TypedDict
 from app.graphs.calls import Caller, Job, answered, jobs_of, last_ai, message_for, settled
 from app.graphs.config import AgentConfig
 from app.graphs.edges import Edge
+from app.graphs.limits import CALLS, CallLimits, Calls
 from app.graphs.memory import NAMESPACE, Remembered, namespace_of, recall
 from app.graphs.models import LazyModel
 from app.graphs.prompts import SystemPrompt, for_provider
@@ -55,9 +56,13 @@ class AgentState(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
 
 
-ReviewedState = TypedDict(
-    "ReviewedState",
-    {"messages": Annotated[list[AnyMessage], add_messages], "__review": Annotated[dict[str, Any], merge_answers]},
+FullState = TypedDict(
+    "FullState",
+    {
+        "messages": Annotated[list[AnyMessage], add_messages],
+        "__review": Annotated[dict[str, Any], merge_answers],
+        "__calls": dict[str, Any],
+    },
 )
 
 
@@ -70,23 +75,28 @@ def build_react(
     checkpointer: BaseCheckpointSaver[Any] | None,
     store: BaseStore | None,
     name: str,
+    tool_timeout: float | None = None,
 ) -> Graph:
-    """Compile an agent. `tools` are exactly those it may use."""
-    nodes = _Nodes(agent, tools, default_model, gate)
-    graph: Any = StateGraph(ReviewedState if nodes.rules else AgentState, input_schema=AgentState, output_schema=AgentState)
-    graph.add_node("agent", nodes.agent)
+    """Compile an agent. `tools` are exactly those it may use; `tool_timeout` is the seconds of a call if it sets none."""
+    nodes = _Nodes(agent, tools, default_model, gate, agent.limits.tool_timeout or tool_timeout)
+    state = FullState if nodes.rules or nodes.limits else AgentState
+    graph: Any = StateGraph(state, input_schema=AgentState, output_schema=AgentState)
+    graph.add_node("agent", nodes.agent, input_schema=state)
     graph.add_edge(START, "agent")
     if tools:
-        graph.add_node("tools", nodes.tools)
-        graph.add_conditional_edges("agent", Edge(nodes.after_agent), ["tools", *(["review"] if nodes.rules else []), END])
+        graph.add_node("tools", nodes.tools, input_schema=state)
+        beyond = ["agent"] if agent.limits.tool_calls is not None else []
+        after = ["tools", *(["review"] if nodes.rules else []), *beyond, END]
+        graph.add_conditional_edges("agent", Edge(nodes.after_agent), after)
         after = ["agent", END, *(["review", "apply_review"] if nodes.rules else [])]
         graph.add_conditional_edges("tools", Edge(nodes.after_tools), after)
     if nodes.rules:
-        graph.add_node("review", nodes.review)
-        graph.add_node("apply_review", nodes.apply_review)
+        graph.add_node("review", nodes.review, input_schema=state)
+        graph.add_node("apply_review", nodes.apply_review, input_schema=state)
         graph.add_edge("review", "apply_review")
         graph.add_conditional_edges("apply_review", Edge(nodes.after_review), ["tools", "agent", END])
     compiled: Graph = graph.compile(checkpointer=strict(checkpointer), store=store, name=agent.name or name)
+    compiled.step_timeout = agent.limits.step_timeout
     return compiled
 
 
@@ -102,10 +112,18 @@ def strict(checkpointer: BaseCheckpointSaver[Any] | None) -> BaseCheckpointSaver
 class _Nodes:
     """Nodes and edges of one agent. Coroutines throughout: LangGraph would move plain functions to threads."""
 
-    def __init__(self, agent: AgentConfig, tools: Mapping[str, ToolSpec], default_model: str | None, gate: EffectGate) -> None:
+    def __init__(
+        self,
+        agent: AgentConfig,
+        tools: Mapping[str, ToolSpec],
+        default_model: str | None,
+        gate: EffectGate,
+        tool_timeout: float | None,
+    ) -> None:
         self.rules = {n: Rule(n, rule, tools[n].schema) for n, rule in agent.review.tools.items() if n in tools}
         self._name = agent.name
-        self._caller = Caller(tools, self.rules, gate)
+        self.limits = CallLimits(agent.limits)
+        self._caller = Caller(tools, self.rules, gate, tool_timeout)
         self._direct = frozenset(n for n, spec in tools.items() if spec.tool.return_direct)
         self._model = LazyModel(agent.model, [spec.tool for spec in tools.values()], default_model)
         memory = agent.memory
@@ -114,16 +132,22 @@ class _Nodes:
         self._namespace = tuple(memory.namespace) if memory is not None else NAMESPACE
         self._limit = memory.limit if memory is not None else 10
 
-    async def agent(self, state: ReviewedState, config: RunnableConfig, runtime: Runtime[Any]) -> dict[str, Any] | None:
+    async def agent(self, state: FullState, config: RunnableConfig, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Ask the model."""
         messages = state["messages"]
         if self._asking(state):
             return None  # a call is being asked again beside this; the model speaks when it is settled
+        calls = Calls.of(state, config)
+        self.limits.count_model(calls)
         memories = await self._memories(messages, config, runtime.store)
         text = self._prompt.render(messages, memories, runtime.context, config.get("configurable", {}))
         system = [SystemMessage(text)] if text else []
         reply = await self._model.ainvoke([*system, *for_provider(messages)], config)
-        update: dict[str, Any] = {"messages": [settled(reply, messages, self._name)]}
+        reply = settled(reply, messages, self._name)
+        update: dict[str, Any] = {"messages": [reply]}
+        if self.limits:
+            update["messages"] += self.limits.count_tools(calls, jobs_of(reply))
+            update[CALLS] = calls.plain()
         return {**update, REVIEW: None} if self.rules else update
 
     async def tools(self, state: Any, config: RunnableConfig) -> Any:
@@ -148,7 +172,7 @@ class _Nodes:
         answer = interrupt(rule.question(job.call, job.message_id, job.index), response_schema=rule.answer_type())
         return {REVIEW: {job.key: rule.check(answer)}}
 
-    async def apply_review(self, state: ReviewedState) -> dict[str, Any]:
+    async def apply_review(self, state: FullState) -> dict[str, Any]:
         """Bring the answers into the messages. Runs no call."""
         message = last_ai(state["messages"])
         if message is None:
@@ -168,15 +192,16 @@ class _Nodes:
             updates.insert(0, with_calls(message, edits, {"reviewed_from": original}))
         return {"messages": updates}
 
-    async def after_agent(self, state: ReviewedState) -> list[Send] | str:
-        """A task for each call of the new message."""
-        message = state["messages"][-1] if state["messages"] else None
-        if not isinstance(message, AIMessage) or self._asking(state):
+    async def after_agent(self, state: FullState) -> list[Send] | str:
+        """A task for each call of the new message, but for those that the agent refused itself."""
+        last = state["messages"][-1] if state["messages"] else None
+        refused = self.limits and isinstance(last, ToolMessage)
+        if not (refused or isinstance(last, AIMessage)) or self._asking(state):
             return END
-        jobs = jobs_of(message)
-        return [Send("review" if self._caller.gated(job) else "tools", job.payload()) for job in jobs] or END
+        sent = [Send("review" if self._caller.gated(job) else "tools", job.payload()) for job in self._open(state)]
+        return sent or ("agent" if refused else END)
 
-    async def after_tools(self, state: ReviewedState) -> list[Send] | str:
+    async def after_tools(self, state: FullState) -> list[Send] | str:
         """On with the model, unless calls of the message must be asked, or wait for their review."""
         message = last_ai(state["messages"])
         if message is None:
@@ -192,7 +217,7 @@ class _Nodes:
                 return END
         return END if any(call["name"] in self._direct for call in message.tool_calls) else "agent"
 
-    async def after_review(self, state: ReviewedState) -> list[Send] | str:
+    async def after_review(self, state: FullState) -> list[Send] | str:
         """Run what is not settled; the gate decides again. Else the turn goes on, or ends as `on_ignore` says."""
         message = last_ai(state["messages"])
         if message is None:

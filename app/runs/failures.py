@@ -37,8 +37,10 @@ def describe(error: BaseException) -> dict[str, Any]:
         return {"error": name, "message": message, "code": "recursion_limit"}
     if isinstance(error, AppError):
         return {"error": name, "message": error.message, "code": error.code}
-    if isinstance(error, ModelError | BlockedLoop):
+    if isinstance(error, ModelError):
         return {"error": name, "message": str(error), "code": error.code}
+    if isinstance(error, BlockedLoop):
+        return {"error": name, "message": str(error), "code": "blocked_event_loop"}
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return {"error": name, "message": str(error) or "A step took longer than allowed.", "code": "timeout"}
     if isinstance(error, EmptyInputError):

@@ -71,7 +71,7 @@ def test_schemas_hide_private_state(graphs: Graphs) -> None:
         assert list(schemas[name]["properties"]) == ["messages"]
     assert "review" in schemas["config_schema"]["properties"]
     assert schemas["graph_id"] == "react"
-    assert graphs.private_keys == {"__review"}
+    assert graphs.private_keys == {"__review", "__calls"}
 
 
 def test_the_drawing_shows_the_review(graphs: Graphs) -> None:
