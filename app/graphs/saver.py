@@ -34,10 +34,10 @@ from psycopg import AsyncCursor
 from psycopg.rows import DictRow, dict_row
 
 from app.db.engine import LangGraphPool
-from app.graphs import saver_threads
 from app.graphs.saver_history import ChannelHistories
 from app.graphs.saver_queue import WriteQueue
 from app.graphs.saver_rows import Row
+from app.graphs.saver_sql import COPY_THREAD, DELETE_RUNS, DELETE_THREAD, PRUNE_THREADS
 
 INLINE_BYTES = 64 * 1024
 """Values that may be larger are encoded in a thread, so that they do not hold up the loop."""
@@ -212,29 +212,37 @@ class Saver(AsyncPostgresSaver):
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Give a thread that has none all checkpoints of another."""
         await self._queue.settle(source_thread_id)
-        await saver_threads.copy_thread(self._pool, source_thread_id, target_thread_id)
+        await self._execute(COPY_THREAD, {"source": source_thread_id, "target": target_thread_id})
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Forget all state of a thread."""
-        await self.aprune([thread_id], strategy="delete")
+        await self._queue.settle(thread_id)
+        self._histories.forget(thread_id)
+        await self._execute(DELETE_THREAD, {"thread": str(thread_id)})
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs, but for those that later ones of other runs are made of."""
         await self._queue.settle(None)
-        await saver_threads.delete_runs(self._pool, run_ids)
+        await self._execute(DELETE_RUNS, {"runs": list(run_ids), "thread": None})
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """`keep_latest`: keep the newest checkpoint of each namespace and what it is made of; `delete`: keep nothing."""
         if isinstance(thread_ids, str):
             raise TypeError("thread_ids must be a sequence of thread IDs, not a str")
-        if strategy not in ("keep_latest", "delete"):
+        if strategy == "delete":
+            for thread_id in thread_ids:
+                await self.adelete_thread(thread_id)
+        elif strategy == "keep_latest":
+            for thread_id in thread_ids:
+                await self._queue.settle(thread_id)
+            await self._execute(PRUNE_THREADS, {"threads": [str(thread_id) for thread_id in thread_ids]})
+        else:
             raise ValueError(f"Unknown prune strategy: {strategy!r}")
-        threads = [str(thread_id) for thread_id in thread_ids]
-        for thread_id in threads:
-            await self._queue.settle(thread_id)
-            self._histories.forget(thread_id)
-        prune = saver_threads.prune_threads if strategy == "keep_latest" else saver_threads.delete_threads
-        await prune(self._pool, threads)
+
+    async def _execute(self, query: str, params: dict[str, Any]) -> None:
+        async with self._pool.connection() as connection:
+            # Planned for these very threads: few are huge, and a plan for the average thread is slow on them.
+            await connection.execute(query, params, prepare=False)
 
 
 def _json(value: Any) -> bytes:

@@ -21,7 +21,7 @@ from app.graphs.saver import Saver
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FEWEST_UPDATES = 1000
-"""Updates between two whole copies. From this length on a list doubles first, so all copies together stay linear in it."""
+"""Updates between two whole copies of a list. A long one doubles before the next, so all copies together are linear in it."""
 IDS = UUID("d6ccff6f-3c4c-4be0-8bd5-1e5b1d1f2b0e")
 """Namespace of the ids of messages that were written as plain text."""
 
@@ -55,7 +55,7 @@ class MessagesChannel(DeltaChannel[Any]):
     @property
     def snapshot_frequency(self) -> int:
         """After how many updates LangGraph saves the list whole."""
-        return max(FEWEST_UPDATES, len(self.value) if isinstance(self.value, list) else 0)
+        return max(FEWEST_UPDATES, len(self.value) // 2 if isinstance(self.value, list) else 0)
 
     @snapshot_frequency.setter
     def snapshot_frequency(self, _: int) -> None:
