@@ -28,9 +28,12 @@ SIGNAL = signal.SIGURG
 """By default it is ignored, so one that comes late harms nothing."""
 
 LOOKS = 8
-"""How often the loop is asked for a sign of life within the time that it may be blocked."""
+"""How often the loop is looked at within the time that it may be blocked."""
 
 SHOWN_FRAMES = 12
+STARTED_BY = frozenset({"app.process", "asyncio.base_events", "asyncio.events"})
+"""Modules whose functions run the loop, uvloop's or asyncio's, and the callbacks in it."""
+
 LIBRARIES = frozenset(
     {"anyio", "httpcore", "httpx", "langchain", "langchain_core", "langgraph", "opentelemetry", "psycopg", "psycopg_pool"}
     | {"pydantic", "redis", "sqlalchemy", "structlog", "tenacity", "uvloop"}
@@ -59,8 +62,8 @@ class Watchdog:
         self._may_interrupt = threading.current_thread() is threading.main_thread()
         self._closing = threading.Event()
         self._alive = True
-        self._blocked_since = 0.0
         self._suspects: dict[int, FrameType] = {}
+        self._since = 0.0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -74,47 +77,53 @@ class Watchdog:
             self._closing.set()
             thread.join(self._seconds)
             if self._may_interrupt:
-                signal.signal(SIGNAL, before)
+                signal.signal(SIGNAL, before or signal.SIG_DFL)
 
     def _answer(self) -> None:
         self._alive = True
 
     def _watch(self) -> None:
         """Counts its own looks rather than time: in a process that was frozen, nothing was blocked."""
-        missed = 0
+        missed = seen = 0
         while not self._closing.wait(self._seconds / LOOKS):
             if self._alive:
                 if missed > LOOKS:
-                    log.warning("event_loop_free", seconds=round(time.monotonic() - self._blocked_since, 1))
+                    log.warning("event_loop_free", seconds=round(missed * self._seconds / LOOKS, 1))
                 missed, self._suspects, self._alive = 0, {}, False
-                self._blocked_since = time.monotonic()
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._answer)
                 continue
             missed += 1
             frame = sys._current_frames().get(self._watched)
-            if not self._suspects:
-                self._suspects = {id(f): f for f in _outward(frame)}
-                continue
+            seen = seen + 1 if self._suspect(frame) else 0
             if missed == LOOKS + 1:
                 stack = traceback.format_stack(frame, SHOWN_FRAMES)
                 log.warning("event_loop_blocked", seconds=self._seconds, stack="".join(stack))
-            if missed > LOOKS and self._may_interrupt:
+            if seen >= LOOKS and self._may_interrupt:
                 signal.pthread_kill(self._watched, SIGNAL)
+
+    def _suspect(self, frame: FrameType | None) -> bool:
+        """Note which calls of foreign code are under way. Returns whether one of them was so at the last look too."""
+        foreign = {id(f): f for f in _outward(frame) if _owner(f) == "foreign"}
+        still = {key: f for key, f in foreign.items() if key in self._suspects}
+        if not still:
+            self._since = time.monotonic()
+        self._suspects = still or foreign
+        return bool(still)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """In the watched thread: raise where the run's code stands, if that is what has blocked the loop all the time."""
-        suspects = self._suspects
-        if self._alive or not suspects or RUN.get() is None or asyncio.current_task(self._loop) is None:
+        if self._alive or RUN.get() is None or asyncio.current_task(self._loop) is None:
             return
-        if not _is_foreign(frame) or not any(id(f) in suspects for f in _outward(frame) if _owner(f) == "foreign"):
+        if not _is_foreign(frame) or not any(id(f) in self._suspects for f in _outward(frame)):
             return
         self._suspects = {}  # what it does on its way out has a chance of its own
-        raise BlockedLoop(time.monotonic() - self._blocked_since)
+        raise BlockedLoop(time.monotonic() - self._since)
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
+    """The frames of what the loop runs now, from the innermost on."""
+    while frame is not None and frame.f_globals.get("__name__") not in STARTED_BY:
         yield frame
         frame = frame.f_back
 
@@ -134,8 +143,5 @@ def _owner(frame: FrameType) -> str:
 
 def _is_foreign(frame: FrameType | None) -> bool:
     """Whether the innermost code that is not a library's is foreign. An import, which ends, is left to end."""
-    for f in _outward(frame):
-        owner = _owner(f)
-        if owner != "library":
-            return owner == "foreign"
-    return False
+    owners = [_owner(f) for f in _outward(frame)]
+    return "import" not in owners and next((o for o in owners if o != "library"), "ours") == "foreign"
