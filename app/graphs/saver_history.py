@@ -39,8 +39,11 @@ WITH RECURSIVE chain AS (
     WHERE chain.type IS NULL AND chain.inline IS NULL AND chain.parent IS DISTINCT FROM %(known)s::text
 )
 SELECT chain.id, chain.parent, chain.inline, chain.type, chain.blob, w.task_path, w.task_id, w.idx, w.type, w.blob
-FROM chain LEFT JOIN checkpoint_writes w ON w.thread_id = %(thread)s AND w.checkpoint_ns = %(ns)s
-    AND w.checkpoint_id = chain.id AND w.channel = %(channel)s
+FROM chain LEFT JOIN LATERAL (
+    SELECT * FROM checkpoint_writes w
+    WHERE w.thread_id = %(thread)s AND w.checkpoint_ns = %(ns)s AND w.checkpoint_id = chain.id AND w.channel = %(channel)s
+    OFFSET 0  -- looked up one by one: joined on the thread alone, a long one would be gone through again and again
+) w ON true
 ORDER BY chain.depth DESC
 """
 """From a checkpoint's parent up to the first that has the channel's value, or to the last one known. The value's writes are
@@ -63,10 +66,22 @@ class Chain:
     seed: Any = None
     seeded: bool = False
     newest: str | None = None
-    writes: list[tuple[str, str, Any]] = field(default_factory=list)
+    writes: list[PendingWrite] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     """How many of the writes came before a checkpoint's own."""
     size: int = 0
+    shared: bool = True
+    """Whether all values are such that may be handed out themselves."""
+    made: tuple[int, Any, Any] = (0, None, None)
+    """What the channel once made of so many of the writes, for the channel to use. Nobody may change it."""
+
+
+class Writes(list[PendingWrite]):
+    """Writes of a chain from its beginning, for a channel that knows the chain's `made`."""
+
+    def __init__(self, chain: Chain, count: int) -> None:
+        super().__init__(chain.writes[:count])
+        self.chain = chain
 
 
 class ChannelHistories:
@@ -104,6 +119,7 @@ class ChannelHistories:
             for checkpoint, writes in links:
                 chain.starts[checkpoint] = len(chain.writes)
                 chain.writes += [(task, channel, value) for task, value in writes]
+                chain.shared = chain.shared and not any(type(value) is Encoded for _, value in writes)
                 chain.newest = checkpoint
             chain.size += size
             self._keep(key, chain)
@@ -134,6 +150,7 @@ def _seed(serde: SerializerProtocol, chain: Chain, row: tuple[Any, ...]) -> None
     inline, type_, blob = row[2:5]
     chain.seeded = type_ is not None or inline is not None
     chain.seed = _value(serde, type_, blob) if type_ is not None else inline
+    chain.shared = type(chain.seed) is not Encoded
 
 
 def _links(serde: SerializerProtocol, rows: list[tuple[Any, ...]]) -> list[tuple[str, list[tuple[str, Any]]]]:
@@ -158,18 +175,22 @@ def _value(serde: SerializerProtocol, type_: str, blob: bytes) -> Any:
 
 
 def _history(serde: SerializerProtocol, chain: Chain, count: int) -> DeltaChannelHistory:
-    writes: list[PendingWrite] = [
-        (task, channel, serde.loads_typed(value) if type(value) is Encoded else value)
-        for task, channel, value in chain.writes[:count]
-    ]
-    found: DeltaChannelHistory = {"writes": writes}
+    if not chain.shared:
+        return _decoded(serde, chain, count)
+    found: DeltaChannelHistory = {"writes": Writes(chain, count)}
     if chain.seeded:
         seed = chain.seed
-        if type(seed) is Encoded:
-            seed = serde.loads_typed(seed)
-        elif isinstance(seed, _DeltaSnapshot):
+        if isinstance(seed, _DeltaSnapshot):
             seed = _DeltaSnapshot(list(seed.value))
-        elif isinstance(seed, list):
-            seed = list(seed)
-        found["seed"] = seed
+        found["seed"] = list(seed) if isinstance(seed, list) else seed
+    return found
+
+
+def _decoded(serde: SerializerProtocol, chain: Chain, count: int) -> DeltaChannelHistory:
+    def own(value: Any) -> Any:
+        return serde.loads_typed(value) if type(value) is Encoded else value
+
+    found: DeltaChannelHistory = {"writes": [(task, channel, own(value)) for task, channel, value in chain.writes[:count]]}
+    if chain.seeded:
+        found["seed"] = own(chain.seed)
     return found

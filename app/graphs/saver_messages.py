@@ -7,21 +7,26 @@ none and replays the writes of earlier steps instead. Threads saved before go on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, Self
 from uuid import UUID, uuid5
 
-from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, BaseMessageChunk, RemoveMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import PendingWrite
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 
 from app.graphs.saver import Saver
+from app.graphs.saver_history import Writes
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FEWEST_UPDATES = 1000
 """Updates between two whole copies of a list. A long one doubles before the next, so all copies together are linear in it."""
+ID = attrgetter("id")
+SPECIAL = (RemoveMessage, BaseMessageChunk)
 IDS = UUID("d6ccff6f-3c4c-4be0-8bd5-1e5b1d1f2b0e")
 """Namespace of the ids of messages that were written as plain text."""
 
@@ -45,12 +50,13 @@ def append_only(graph: Graph) -> Graph:
 
 
 class MessagesChannel(DeltaChannel[Any]):
-    """A list of messages under `add_messages`."""
+    """A list of messages under `add_messages`. Knows the ids in its list, so that to append does not mean to look at all."""
 
-    __slots__ = ()
+    __slots__ = ("ids",)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__(merged, list)
+        self.ids: frozenset[Any] | None = None
 
     @property
     def snapshot_frequency(self) -> int:
@@ -60,6 +66,55 @@ class MessagesChannel(DeltaChannel[Any]):
     @snapshot_frequency.setter
     def snapshot_frequency(self, _: int) -> None:
         """Set by the base class, which knows only a fixed number."""
+
+    def copy(self) -> Self:
+        """A channel with a list of its own."""
+        new = super().copy()
+        new.ids = self.ids
+        return new
+
+    def update(self, values: Sequence[Any]) -> bool:
+        """Merge what a superstep wrote."""
+        if values and self._append(values):
+            return True
+        self.ids = None
+        return super().update(values)
+
+    def replay_writes(self, writes: Sequence[PendingWrite]) -> None:
+        """Apply the writes since the list was saved whole, but for those whose result is known."""
+        if not isinstance(writes, Writes):
+            return super().replay_writes(writes)
+        count, value, ids = writes.chain.made
+        start = count if count <= len(writes) else 0
+        if start:
+            self.value, self.ids = list(value), ids
+        rest = writes[start:]
+        if not self._append([write for _, _, write in rest]):
+            self.ids = None
+            super().replay_writes(rest)
+        if len(writes) > count:
+            writes.chain.made = len(writes), list(self.value), self.ids
+        return None
+
+    def _append(self, values: Sequence[Any]) -> bool:
+        """Append, if that is all that there is to do."""
+        added = [item for value in values for item in (value if isinstance(value, list) else (value,))]
+        if not isinstance(self.value, list) or not all(map(_plain, added)):
+            return False
+        if self.ids is None or len(self.ids) != len(self.value):
+            self.ids = frozenset(map(ID, self.value)) if all(map(_plain, self.value)) else None
+            if self.ids is None or len(self.ids) != len(self.value):
+                return False
+        ids = self.ids.union(map(ID, added))
+        if len(ids) != len(self.value) + len(added):
+            return False
+        self.value, self.ids = [*self.value, *added], ids
+        return True
+
+
+def _plain(item: Any) -> bool:
+    """Whether `add_messages` would take it as it is, if its id is new."""
+    return isinstance(item, BaseMessage) and bool(item.id) and not isinstance(item, SPECIAL)
 
 
 def _named(channel: MessagesChannel, name: str) -> MessagesChannel:
@@ -75,11 +130,10 @@ def merged(messages: Any, writes: Sequence[Any]) -> Any:
     added: list[Any] = []
     for write in writes:
         items = write if isinstance(write, list) else [write]
-        if all(isinstance(item, BaseMessage) and not isinstance(item, RemoveMessage) for item in items):
+        if all(map(_plain, items)):
             added += items
             continue
-        if added:
-            messages, added = add_messages(messages, added), []
+        messages, added = add_messages(messages, added) if added else messages, []
         messages = add_messages(messages, _identified(messages, items))
     return add_messages(messages, added) if added else messages
 
