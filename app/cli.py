@@ -174,7 +174,7 @@ def _worker(_: argparse.Namespace, settings: Settings) -> None:
 
 def _migrate(_: argparse.Namespace, settings: Settings) -> None:
     with database(settings) as (url, _embedded):
-        asyncio.run(bring_up_to_date(url, lambda step: say(f"Migrating: {step}")))
+        asyncio.run(bring_up_to_date(settings.direct_url(url), lambda step: say(f"Migrating: {step}")))
     say("The database is up to date.")
 
 
@@ -187,7 +187,7 @@ def _with_tx(command: TxCommand) -> Callable[[argparse.Namespace, Settings], int
     def run(args: argparse.Namespace, settings: Settings) -> int:
         async def inside(url: str, embedded: bool) -> int:
             await prepare(settings, url, embedded=embedded)
-            async with open_database(url, pool_size=4, name="keyturn-cli") as db, db.transaction() as tx:
+            async with open_database(settings.direct_url(url), pool_size=4, name="keyturn-cli") as db, db.transaction() as tx:
                 return await command(tx, args)
 
         with database(settings) as (url, embedded):

@@ -30,6 +30,7 @@ from app.runs.finish import Finisher
 from app.runs.jobs import Jobs
 from app.runs.service import RunService
 from app.runs.shortcut import Shortcut
+from app.runs.webhook import WebhookObserver
 from app.runs.worker import Worker
 from app.settings import Settings
 from app.store.service import StoreService
@@ -37,6 +38,8 @@ from app.streaming.log import EventLog
 from app.streaming.retention import Retention
 from app.threads.service import ThreadService
 from app.watchdog import Watchdog
+from app.webhooks.delivery import Deliverer
+from app.webhooks.outbox import Outbox
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +60,7 @@ class Resources:
     feed: InboxFeed
     store: StoreService
     worker: Worker
+    webhooks: Deliverer | None
     stopping: bool = False
 
     async def drain(self) -> None:
@@ -64,7 +68,8 @@ class Resources:
         if self.stopping:
             return
         self.stopping = True
-        await self.worker.drain(self.settings.shutdown_seconds)
+        webhooks = self.webhooks.drain(self.settings.shutdown_seconds) if self.webhooks else asyncio.sleep(0)
+        await asyncio.gather(self.worker.drain(self.settings.shutdown_seconds), webhooks)
         self.events.shut()
         self.feed.shut()
 
@@ -77,8 +82,11 @@ async def open_resources(
     async with AsyncExitStack() as stack:
         if settings.blocked_seconds:
             stack.enter_context(Watchdog(settings.blocked_seconds).watching())
-        database = await stack.enter_async_context(open_database(url, pool_size=settings.database_pool_size))
-        listener = Listener(url, on_connect=database.heal)
+        direct = settings.direct_url(url)
+        database = await stack.enter_async_context(
+            open_database(url, pool_size=settings.database_pool_size, pooled=direct != url)
+        )
+        listener = Listener(direct, on_connect=database.heal)
         authenticator = Authenticator(settings, database)
         listener.subscribe(KEYS_CHANNEL, authenticator.forget)
         clock = LeaseClock(settings.lease_seconds)
@@ -98,13 +106,14 @@ async def open_resources(
         inbox = InboxService(settings=settings, database=database, graphs=graphs)
         threads = ThreadService(database, graphs, assistants, inbox)
         events = EventLog(database, listener, heartbeat_seconds=settings.heartbeat_seconds)
-        jobs = Jobs(url)
+        jobs = Jobs(direct)
         claims = Claims(
             inbox=inbox,
             lease=settings.lease_seconds,
             slots=settings.max_concurrent_runs if settings.worker else 0,
         )
         shortcut = Shortcut(database)
+        observers = [WebhookObserver(Outbox(), private=graphs.private_keys)]
         finisher = Finisher(
             database=database,
             graphs=graphs,
@@ -113,6 +122,7 @@ async def open_resources(
             claims=claims,
             jobs=jobs,
             shortcut=shortcut,
+            observers=observers,
         )
         executor = Executor(
             settings=settings,
@@ -126,7 +136,8 @@ async def open_resources(
         worker = Worker(
             database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox, clock=clock
         )
-        canceller = Canceller(database=database, events=events, threads=threads, inbox=inbox, jobs=jobs)
+        webhooks = Deliverer(database, listener, allow_private=settings.allow_private_addresses) if claims.open else None
+        canceller = Canceller(database=database, events=events, threads=threads, inbox=inbox, jobs=jobs, observers=observers)
         runs = RunService(
             settings=settings,
             database=database,
@@ -161,6 +172,7 @@ async def open_resources(
             feed=feed,
             store=store,
             worker=worker,
+            webhooks=webhooks,
         )
         retention = Retention(database, hours=settings.event_retention_hours)
         await retention.tidy()
@@ -171,6 +183,8 @@ async def open_resources(
             asyncio.create_task(retention.run(), name="retention"),
             asyncio.create_task(worker.run(), name="worker"),
         ]
+        if webhooks is not None:
+            tasks.append(asyncio.create_task(webhooks.run(), name="webhooks"))
 
         def broke(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:

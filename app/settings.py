@@ -39,6 +39,10 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("KEYTURN_DATABASE_URL", "DATABASE_URL", "database_url"),
         description="Postgres to use instead of the embedded one.",
     )
+    database_direct_url: SecretStr | None = Field(
+        None,
+        description="Postgres itself, where `DATABASE_URL` is PgBouncer in transaction mode: for LISTEN, jobs and migrations.",
+    )
     database_pool_size: int = Field(20, ge=4, le=500, description="Connections of one process to Postgres.")
     examples: bool = Field(True, description="Offer the shipped example assistants.")
     default_model: str | None = Field(None, description="Model of the examples, as `provider:name`.")
@@ -52,6 +56,9 @@ class Settings(BaseSettings):
     worker: bool = Field(True, description="Execute runs in the server's processes too. Off: `keyturn worker` does it.")
     workers: int = Field(1, ge=1, le=256, description="Server processes behind the port, each with pools and slots of its own.")
     max_concurrent_runs: int = Field(50, ge=0, le=10_000, description="Runs that this process executes at once.")
+    allow_private_addresses: bool = Field(
+        False, description="Let webhooks reach this machine and its private networks. Link-local addresses stay closed."
+    )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="Largest request body.")
     recursion_limit: int = Field(25, ge=1, le=1000, description="Supersteps of a run that sets no limit of its own.")
     max_recursion_limit: int = Field(200, ge=1, le=10_000, description="Highest limit that a run or an assistant may ask for.")
@@ -73,6 +80,10 @@ class Settings(BaseSettings):
         if isinstance(origins := values.get("cors_origins"), str):
             values["cors_origins"] = [o.strip() for o in origins.split(",") if o.strip()]
         super().__init__(**values)  # type: ignore[arg-type]
+
+    def direct_url(self, url: str) -> str:
+        """Where a session of one's own is to be had: `url`, unless that is a pooler's."""
+        return self.database_direct_url.get_secret_value() if self.database_direct_url is not None else url
 
     @property
     def loopback_only(self) -> bool:

@@ -43,13 +43,16 @@ def database(settings: Settings) -> Iterator[tuple[str, bool]]:
     """The database to use: `(url, embedded)`. An embedded one runs as long as somebody is in here."""
     if settings.database_url is not None:
         url = settings.database_url.get_secret_value()
-        try:
-            sqlalchemy_url(url)
-            conninfo_to_dict(psycopg_url(url))
-        except (ValueError, psycopg.Error):  # their messages repeat the address, which has a password
-            raise StartError("DATABASE_URL must look like postgresql://user:password@host:5432/database.") from None
+        for name, given in (("DATABASE_URL", url), ("KEYTURN_DATABASE_DIRECT_URL", settings.direct_url(url))):
+            try:
+                sqlalchemy_url(given)
+                conninfo_to_dict(psycopg_url(given))
+            except (ValueError, psycopg.Error):  # their messages repeat the address, which has a password
+                raise StartError(f"{name} must look like postgresql://user:password@host:5432/database.") from None
         yield url, False
         return
+    if settings.database_direct_url is not None:
+        raise StartError("KEYTURN_DATABASE_DIRECT_URL goes with the DATABASE_URL of a pooler. Set both, or neither.")
     server = EmbeddedPostgres(data_home(settings.data_dir))
     say(f"Starting Postgres in {server.home}")
     try:
@@ -77,6 +80,7 @@ async def bring_up_to_date(url: str, progress: Progress | None = None) -> None:
 
 async def prepare(settings: Settings, url: str, *, embedded: bool, listens: bool = False) -> None:
     """Migrate the embedded database; refuse an outdated one of somebody else, and an open door."""
+    url = settings.direct_url(url)
     try:
         outdated = await pending(url)
     except psycopg.Error as error:

@@ -133,8 +133,13 @@ async def driver_connection(session: AsyncSession) -> AsyncConnection[Any]:
 
 
 @asynccontextmanager
-async def open_database(url: str, *, pool_size: int = 20, name: str = "keyturn") -> AsyncIterator[Database]:
-    """Open both pools on `url` and close them again. `name` shows in `pg_stat_activity`."""
+async def open_database(
+    url: str, *, pool_size: int = 20, name: str = "keyturn", pooled: bool = False
+) -> AsyncIterator[Database]:
+    """Open both pools on `url` and close them again. `name` shows in `pg_stat_activity`.
+
+    `pooled`: behind `url` is a pooler that gives each transaction another session, so that none can be prepared for.
+    """
     args = CONNECT_ARGS | {"application_name": name}
     engine = create_async_engine(
         sqlalchemy_url(url),
@@ -142,7 +147,7 @@ async def open_database(url: str, *, pool_size: int = 20, name: str = "keyturn")
         max_overflow=0,
         pool_timeout=30,
         pool_reset_on_return="rollback",
-        connect_args=args | {"prepare_threshold": 2},
+        connect_args=args | {"prepare_threshold": None if pooled else 2},
         json_serializer=lambda value: orjson.dumps(value).decode(),
         json_deserializer=orjson.loads,
     )
@@ -152,7 +157,7 @@ async def open_database(url: str, *, pool_size: int = 20, name: str = "keyturn")
         max_size=max(2, pool_size - pool_size // 2),
         open=False,
         timeout=30,
-        kwargs=args | {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
+        kwargs=args | {"autocommit": True, "prepare_threshold": None if pooled else 0, "row_factory": dict_row},
     )
     notifier = Notifier(pool)
     try:

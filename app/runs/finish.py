@@ -5,6 +5,7 @@ Under the run's epoch: what is not this process' any more is discarded whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 import structlog
@@ -21,7 +22,7 @@ from app.runs.invocation import Graph, newest
 from app.runs.jobs import Jobs
 from app.runs.models import Run, RunKind, StopReason
 from app.runs.outcome import Outcome, settle_thread
-from app.runs.ports import InboxPort, RunFinished
+from app.runs.ports import InboxPort, RunFinished, RunObserver
 from app.runs.shortcut import Shortcut, usual
 from app.streaming.writer import EVENTS_CHANNEL, RunWriter
 from app.threads.checkpoints import in_transaction, undo_run
@@ -42,6 +43,7 @@ class Finisher:
         claims: Claims,
         jobs: Jobs,
         shortcut: Shortcut,
+        observers: Sequence[RunObserver] = (),
     ) -> None:
         self._database = database
         self._graphs = graphs
@@ -50,12 +52,17 @@ class Finisher:
         self._claims = claims
         self._jobs = jobs
         self._shortcut = shortcut
+        self._observers = observers
 
-    async def finish(self, execution: Execution, writer: RunWriter, outcome: Outcome) -> Execution | None:
+    async def finish(
+        self, execution: Execution, writer: RunWriter, outcome: Outcome, *, read: bool = True
+    ) -> Execution | None:
+        """End a run. Returns what its thread runs next, if this process claimed it. `read`: whether to look at its state."""
         run = execution.run
+        await writer.settle()
         if await self._shortly(execution, writer, outcome):
             return None
-        if outcome.needs_state:
+        if outcome.needs_state and read:
             outcome = await self._with_state(run, outcome)
         async with self._database.transaction() as tx:
             thread = await queue.lock_thread(tx, run.thread_id)
@@ -67,22 +74,22 @@ class Finisher:
                 writer.abandon()
                 log.warning("run_not_ours", run_id=str(run.id), epoch=run.epoch)
                 return None
+            finished = RunFinished(
+                run=run,
+                thread=thread,
+                status=outcome.status,
+                stop_reason=outcome.reason,
+                pending=outcome.pending,
+                breakpoint_nodes=outcome.breakpoint_nodes,
+                checkpoint_id=outcome.checkpoint_id,
+                values=outcome.values,
+                error=outcome.error,
+                changed=not outcome.needs_state,
+            )
             if outcome.pending or outcome.breakpoint_nodes or thread.interrupts or run.kind == RunKind.resume:
-                await self._inbox.reconcile(
-                    tx,
-                    RunFinished(
-                        run=run,
-                        thread=thread,
-                        status=outcome.status,
-                        stop_reason=outcome.reason,
-                        pending=outcome.pending,
-                        breakpoint_nodes=outcome.breakpoint_nodes,
-                        checkpoint_id=outcome.checkpoint_id,
-                        values=outcome.values,
-                        error=outcome.error,
-                        changed=not outcome.needs_state,
-                    ),
-                )
+                await self._inbox.reconcile(tx, finished)
+            for observer in self._observers:
+                await observer.run_finished(tx, finished)
             paused = bool(outcome.pending or outcome.breakpoint_nodes)
             following = await self._claims.claim(tx, thread, paused=paused)
             handed_on = following is None and await self._hand_on(tx, run.thread_id, paused=paused)
@@ -100,7 +107,7 @@ class Finisher:
         run = execution.run
         if execution.row_version is None or not usual(run, outcome):
             return False
-        frames, committed = await writer.last(outcome.last_events(run))
+        frames, committed = writer.last(outcome.last_events(run))
         private = self._graphs.private_keys
         if not await self._shortcut.end(run, execution.row_version, outcome, frames, private=private):
             return False
@@ -123,14 +130,14 @@ class Finisher:
         await undo_run(tx, run.thread_id, run.id, run.base_checkpoint_id if run.continues else None)
         outcome = Outcome.stopped(StopReason.rolled_back)
         try:
-            graph = await in_transaction(tx, await self._graph(run))
+            graph = await in_transaction(tx, await self._graph(run, tx))
         except AppError as error:  # it is not served any more
             log.warning("state_unreadable", run_id=str(run.id), error=repr(error))
             return outcome
         return outcome.with_state(await graph.aget_state(newest(run)))
 
-    async def _graph(self, run: Run) -> Graph:
-        revision = await self._assistants.revision(run.assistant_id, run.assistant_version)
+    async def _graph(self, run: Run, tx: AsyncSession | None = None) -> Graph:
+        revision = await self._assistants.revision(run.assistant_id, run.assistant_version, tx)
         return self._graphs.graph(run.graph_id, (run.assistant_id, run.assistant_version), revision.config)
 
     async def _with_state(self, run: Run, outcome: Outcome) -> Outcome:

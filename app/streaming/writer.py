@@ -58,24 +58,29 @@ class RunWriter:
         data = orjson.dumps({"run_id": str(self.run_id), "events": count, "reason": "not_stored"})
         self._unflushed[: len(given_up)] = [Frame.make(self._epoch, given_up[-1].seq, GAP, data)]
 
+    async def settle(self) -> None:
+        """Nothing more is published: from here on the flusher has no part in this. Before the finishing transaction, which
+        must not wait for another connection while it holds one.
+        """
+        self._own = True
+        self._events.unmark(self)
+        await self._events.settled()
+
     async def finish(self, tx: AsyncSession, events: list[tuple[str, bytes]]) -> Callable[[], None]:
-        """Write what is unflushed and the last events with the run's finishing transaction, durably.
+        """Write what is unflushed and the last events with the run's finishing transaction, durably, after `settle`.
 
         Returns what to call after the commit: it hands the last events to readers here and ends their streams. May be
         called again if the transaction did not commit.
         """
-        rows, committed = await self.last(events)
+        rows, committed = self.last(events)
         columns = [[f.seq for f in rows], [f.event for f in rows], [f.data.decode() for f in rows]]
         connection = await driver_connection(tx)
         await connection.execute(APPEND, [self.run_id, self._epoch, *columns])
         hint(tx, EVENTS_CHANNEL, str(self.run_id))
         return committed
 
-    async def last(self, events: list[tuple[str, bytes]]) -> tuple[list[Frame], Callable[[], None]]:
+    def last(self, events: list[tuple[str, bytes]]) -> tuple[list[Frame], Callable[[], None]]:
         """What is still to be written when the run ends with these events, and what to call once it is committed."""
-        self._own = True
-        self._events.unmark(self)
-        await self._events.settled()
         last = [Frame.make(self._epoch, self._seq + i, event, data) for i, (event, data) in enumerate(events, 1)]
 
         def committed() -> None:

@@ -84,6 +84,7 @@ async def collect(frames: AsyncIterator[list[Frame]], *, until: int | None = Non
 
 
 async def end(database: Database, run: Run, writer: RunWriter, *extra: tuple[str, bytes]) -> None:
+    await writer.settle()
     async with database.transaction() as tx:
         await tx.execute(text("UPDATE runs SET status = 'success' WHERE id = :id"), {"id": run.id})
         after_commit(tx, await writer.finish(tx, [*extra, ("end", b"{}")]))
@@ -278,6 +279,7 @@ async def test_a_finish_that_did_not_commit_can_be_tried_again(database: Databas
         writer = log.open(run.id, 1)
         reader = log.subscribe(run.id, after=None)
         writer.publish("custom", b"1")
+        await writer.settle()
         async with database.engine.connect() as connection, database.sessions(bind=connection) as tx:
             await writer.finish(tx, [("end", b"{}")])
             await tx.rollback()
