@@ -13,7 +13,8 @@ import app.auth
 import app.inbox.models
 import app.runs.models
 import app.streaming.models
-import app.threads.models  # noqa: F401 (registers the tables)
+import app.threads.models
+import app.webhooks.models  # noqa: F401 (registers the tables)
 from app.db.base import Base
 from app.db.engine import sqlalchemy_url
 

@@ -5,6 +5,7 @@ A run that never began is ended here. One that did is told: its process stops it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
@@ -16,8 +17,8 @@ from app.db.engine import Database, hint
 from app.errors import Conflict, NotFound
 from app.runs import lookup, queue
 from app.runs.jobs import Jobs
-from app.runs.models import CancelAction
-from app.runs.ports import InboxPort
+from app.runs.models import CancelAction, RunStatus, StopReason
+from app.runs.ports import InboxPort, RunFinished, RunObserver
 from app.runs.worker import CANCEL_CHANNEL
 from app.streaming.log import EventLog
 from app.threads.models import Thread, ThreadStatus
@@ -33,6 +34,7 @@ class Canceller:
     threads: ThreadService
     inbox: InboxPort
     jobs: Jobs
+    observers: Sequence[RunObserver] = ()
 
     async def cancel(
         self, principal: Principal, thread_id: UUID, run_id: UUID, action: CancelAction = CancelAction.interrupt
@@ -87,6 +89,7 @@ class Canceller:
         for run_id in ended:
             await self.events.close(tx, run_id, 0)
         if ended:
+            await self._tell(tx, thread, ended, action)
             if action is CancelAction.rollback:
                 await queue.forget(tx, ended)
             await self.inbox.revoke_unsent(tx, thread)  # answers that they would have carried
@@ -95,6 +98,12 @@ class Canceller:
         for run_id in told:
             hint(tx, CANCEL_CHANNEL, str(run_id))
         return bool(ended or told)
+
+    async def _tell(self, tx: AsyncSession, thread: Thread, ended: list[UUID], action: CancelAction) -> None:
+        reason = StopReason.rolled_back if action is CancelAction.rollback else StopReason.cancelled
+        for run in await lookup.by_ids(tx, ended):
+            for observer in self.observers:
+                await observer.run_finished(tx, RunFinished(run, thread, RunStatus.interrupted, reason, changed=False))
 
     async def _settle(self, tx: AsyncSession, thread: Thread) -> None:
         """The thread may have nothing to do any more."""

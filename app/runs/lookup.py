@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import Principal, owned
@@ -22,6 +22,12 @@ async def find(tx: AsyncSession, principal: Principal, thread_id: UUID, run_id: 
     if run is None:
         raise NotFound.of("Run", run_id)
     return run
+
+
+async def by_ids(tx: AsyncSession, run_ids: list[UUID]) -> list[Run]:
+    """Runs as they are now, in the order of their submission."""
+    query = select(Run).where(Run.id.in_(run_ids)).order_by(Run.id).execution_options(populate_existing=True)
+    return list(await tx.scalars(query))
 
 
 async def chosen(

@@ -36,6 +36,20 @@ class RunFinished:
     """False when the state was not read, so that nothing can be said of questions that were open before."""
 
 
+class RunObserver(Protocol):
+    """Is told when a run ends: of each that names a webhook, and of others unless they end by `shortcut.py`."""
+
+    async def run_finished(self, tx: AsyncSession, finished: RunFinished) -> None:
+        """A run ends with this transaction, and its row says so already. The thread's row is locked."""
+
+
+class Outbox(Protocol):
+    """Sends messages to addresses of clients."""
+
+    async def add(self, tx: AsyncSession, *, tenant_id: str, run_id: UUID, url: str, event: str, payload: bytes) -> None:
+        """Send a JSON object once the transaction has committed, until it was received, whatever happens meanwhile."""
+
+
 class ResumeRuns(Protocol):
     """Makes the run that carries answers to the graph."""
 

@@ -9,6 +9,7 @@ from app.auth import Principal
 from app.codec import clean
 from app.errors import Forbidden, Invalid
 from app.graphs.registry import Graphs
+from app.outgoing import check_url
 from app.runs.schemas import RunCreate
 from app.settings import Settings
 from app.threads.messages import accept_input
@@ -43,6 +44,7 @@ def run_kwargs(settings: Settings, graphs: Graphs, principal: Principal, pinned:
         "durability": request.durability,
         "checkpoint": clean(checkpoint),
         "after_seconds": request.after_seconds,
+        "webhook": _webhook(request.webhook, allow_private=settings.allow_private_addresses),
         "owner": str(wanted) if wanted and principal.can("users:any") else principal.subject,
     }
     if request.command is not None and not request.resumes:
@@ -58,6 +60,15 @@ def run_kwargs(settings: Settings, graphs: Graphs, principal: Principal, pinned:
         }
         _check_goto(request.command.goto)
     return {key: value for key, value in kwargs.items() if value is not None}
+
+
+def _webhook(url: str | None, *, allow_private: bool) -> str | None:
+    if url is not None:
+        try:
+            check_url(url, allow_private=allow_private)
+        except ValueError as error:
+            raise Invalid.field("webhook", str(error)) from None
+    return url
 
 
 def _check_goto(goto: Any) -> None:

@@ -40,24 +40,6 @@ Writer = Annotated[Principal, require("runs:write")]
 Reader = Annotated[Principal, require("runs:read")]
 
 
-def read(run: Run) -> RunRead:
-    """A run as the wire shows it. Who it acts for stays inside."""
-    kwargs = {k: v for k, v in run.kwargs.items() if k not in ("owner", "watchers")}
-    return RunRead(
-        run_id=run.id,
-        thread_id=run.thread_id,
-        assistant_id=run.assistant_id,
-        created_at=run.created_at,
-        updated_at=run.updated_at,
-        status=run.status,
-        stop_reason=run.stop_reason,
-        metadata=run.metadata_,
-        kwargs=kwargs,
-        multitask_strategy=run.multitask_strategy,
-        error=run.error,
-    )
-
-
 def locations(run: Run, suffix: str) -> dict[str, str]:
     """Where the run is, and where a client that lost its connection goes on."""
     path = f"/threads/{run.thread_id}/runs/{run.id}"
@@ -92,7 +74,7 @@ async def create_run(thread_id: UUID, body: RunCreate, runs: Runs, principal: Wr
     """Make a run and return at once. Follow it with `GET .../stream` or `GET .../join`."""
     run = await runs.create(principal, thread_id, body)
     response.headers.update(locations(run, "join"))
-    return read(run)
+    return RunRead.of(run)
 
 
 @router.post("/stream", summary="Start a run and stream its events", responses={**EVENTS, **responses(403, 404, 409, 422)})
@@ -123,13 +105,13 @@ async def list_runs(
     status: Literal["pending", "running", "success", "error", "timeout", "interrupted"] | None = None,
 ) -> list[RunRead]:
     """Runs of the thread, newest first."""
-    return [read(run) for run in await runs.of_thread(principal, thread_id, limit=limit, offset=offset, status=status)]
+    return [RunRead.of(run) for run in await runs.of_thread(principal, thread_id, limit=limit, offset=offset, status=status)]
 
 
 @router.get("/{run_id}", response_model=RunRead, summary="Get a run", responses=responses(403, 404, 422))
 async def get_run(thread_id: UUID, run_id: UUID, runs: Runs, principal: Reader) -> RunRead:
     """One run. `status` is `success` also when the run ended in a question: `stop_reason` tells."""
-    return read(await runs.get(principal, thread_id, run_id))
+    return RunRead.of(await runs.get(principal, thread_id, run_id))
 
 
 @router.get("/{run_id}/join", summary="Wait for the result of a run", responses={**RESULT, **responses(403, 404, 422)})

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from app.runs.models import Run
 from app.wire import WireModel
 
 StreamMode = Literal[
@@ -83,7 +84,7 @@ class RunCreate(WireModel):
     if_not_exists: Literal["reject", "create"] = "reject"
     after_seconds: float | None = Field(None, ge=0)
     durability: Literal["sync", "async", "exit"] | None = None
-    webhook: str | None = None
+    webhook: str | None = Field(None, description="URL that is sent the run, with its values or error, when it has ended.")
 
     @property
     def resumes(self) -> bool:
@@ -125,3 +126,20 @@ class RunRead(BaseModel):
     kwargs: dict[str, Any]
     multitask_strategy: str
     error: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> RunRead:
+        """A run as the wire shows it. Who it acts for stays inside."""
+        return cls(
+            run_id=run.id,
+            thread_id=run.thread_id,
+            assistant_id=run.assistant_id,
+            created_at=run.created_at,
+            updated_at=run.updated_at,
+            status=run.status,
+            stop_reason=run.stop_reason,
+            metadata=run.metadata_,
+            kwargs={k: v for k, v in run.kwargs.items() if k not in ("owner", "watchers")},
+            multitask_strategy=run.multitask_strategy,
+            error=run.error,
+        )

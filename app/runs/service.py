@@ -156,6 +156,7 @@ class RunService:
             inherited.pop(key, None)
         if request is not None:
             inherited |= {"stream_mode": list(request.stream_mode), "stream_subgraphs": request.stream_subgraphs}
+            inherited |= {"webhook": request.webhook} if request.webhook else {}
         run = Run(
             id=uuid7(),
             tenant_id=thread.tenant_id,
