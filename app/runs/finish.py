@@ -54,9 +54,7 @@ class Finisher:
         self._shortcut = shortcut
         self._observers = observers
 
-    async def finish(
-        self, execution: Execution, writer: RunWriter, outcome: Outcome, *, read: bool = True
-    ) -> Execution | None:
+    async def finish(self, execution: Execution, writer: RunWriter, outcome: Outcome, *, read: bool = True) -> Execution | None:
         """End a run. Returns what its thread runs next, if this process claimed it. `read`: whether to look at its state."""
         run = execution.run
         await writer.settle()
