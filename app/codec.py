@@ -14,7 +14,11 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Tool
 from langgraph.types import Interrupt
 from pydantic import BaseModel
 
+from app.errors import TooLarge
+
 OPTIONS = orjson.OPT_NON_STR_KEYS
+LARGEST = 128 * 2**20
+"""Bytes of one value that a graph may store or emit. Postgres itself refuses a text of twice that in its JSON."""
 
 
 def dumps(value: Any) -> bytes:
@@ -24,6 +28,16 @@ def dumps(value: Any) -> bytes:
     except (TypeError, ValueError, RecursionError):
         # Integers beyond 64 bits, lone surrogates, odd keys, subclasses of str: rare, so found out the slow way.
         return orjson.dumps(_plain(value), option=OPTIONS)
+
+
+def check_size(size: int) -> None:
+    """Refuse a value that is too large to be stored: TooLarge `state_too_large`."""
+    if size > LARGEST:
+        raise TooLarge(
+            f"The graph made a value of {size / 2**20:.0f} MB, and {LARGEST // 2**20} MB is the most. "
+            "Keep such data elsewhere, and a reference to it in the state.",
+            code="state_too_large",
+        )
 
 
 def jsonable(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from psycopg import AsyncCursor
 from psycopg.rows import DictRow, dict_row
 
+from app.codec import check_size
 from app.db.engine import LangGraphPool
 from app.graphs.saver_history import ChannelHistories
 from app.graphs.saver_queue import WriteQueue
@@ -109,6 +111,7 @@ class Saver(AsyncPostgresSaver):
             _json({**checkpoint, "channel_values": inline}),
             _json(get_serializable_checkpoint_metadata(config, metadata)),
         )
+        check_size(len(row[4]))
         operation.checkpoints = [row]
         await self._queue.write(thread_id, operation)
         return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
@@ -148,6 +151,8 @@ class Saver(AsyncPostgresSaver):
             rows: list[Row] = dump(*args)
         else:
             rows = await asyncio.to_thread(dump, *args)
+        for row in rows:
+            check_size(len(row[-1] or b""))
         return rows
 
     # -- reading
@@ -260,7 +265,7 @@ def _weight(value: Any, depth: int = 0) -> int:
         return 64
     if isinstance(value, dict):
         return sum(_weight(v, depth + 1) for v in value.values()) + 16 * len(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):  # the writes of a task are a deque
         return sum(_weight(v, depth + 1) for v in value) + 16 * len(value)
     content = getattr(value, "content", None)
     return 256 + (_weight(content, depth + 1) if content is not None else 0)

@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, UnknownInterruptError
 
 from app.assistants.service import AssistantService
-from app.codec import dumps
+from app.codec import check_size, dumps
 from app.db.engine import Database
 from app.graphs.registry import Graphs
 from app.graphs.review import LeaseLost
@@ -159,6 +159,7 @@ class Executor:
         async for chunk in stream:
             namespace, mode, payload = chunk if subgraphs else ((), *chunk)
             for event, data in encoder.encode(namespace, mode, payload):
+                check_size(len(data))
                 writer.publish(event, data)
             if (count := count + 1) % CHUNKS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # what a step has emitted comes without a pause, and others want to run too
@@ -195,7 +196,15 @@ class Executor:
     async def _end(self, execution: Execution, writer: RunWriter, outcome: Outcome) -> Execution | None:
         """End the run. Returns what its thread runs next, if this process claimed it."""
         try:
-            return await self._patiently(execution, lambda: self._finisher.finish(execution, writer, outcome))
+            try:
+                return await self._patiently(execution, lambda: self._finisher.finish(execution, writer, outcome))
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                # The run has ended all the same: without what cannot be stored, else it would be tried for ever.
+                log.exception("outcome_not_stored", run_id=str(execution.run.id))
+                bare = Outcome.failed({**describe(error), "code": "outcome_not_stored"})
+                return await self._patiently(execution, lambda: self._finisher.finish(execution, writer, bare, read=False))
         except BaseException:
             writer.abandon()
             raise
