@@ -43,6 +43,7 @@ class WriteQueue:
             await asyncio.gather(*flushers, return_exceptions=True)
             for operation in [*self._waiting, *self._trailing.values()]:
                 operation.done.cancel()
+            self._trailing.clear()
 
     def operation(self) -> Operation:
         """A new operation, empty."""

@@ -140,6 +140,7 @@ async def test_no_checkpoint_follows_writes_that_could_not_be_saved(database: Da
         saver._queue.trail = late  # type: ignore[method-assign]
         run = asyncio.create_task(graph.ainvoke({"messages": [HumanMessage("in", id="in")]}, config, durability="sync"))
         await eventually(lambda: _is(lambda: bool(saver._queue._left)))
+        saver._queue.trail = trail  # type: ignore[method-assign]
         valid = True  # the lease is back, and what went missing meanwhile stays missing
         woken.set()
         with pytest.raises(LeaseLost):
