@@ -147,7 +147,7 @@ class Saver(AsyncPostgresSaver):
 
     async def _encode(self, dump: Any, values: Any, *args: Any) -> list[Row]:
         """Encode here when it is small, in a thread when it may not be."""
-        if _weight(values) < INLINE_BYTES:
+        if _is_small(values):
             rows: list[Row] = dump(*args)
         else:
             rows = await asyncio.to_thread(dump, *args)
@@ -257,15 +257,20 @@ def _json(value: Any) -> bytes:
         return json.dumps(value).encode()
 
 
-def _weight(value: Any, depth: int = 0) -> int:
-    """A cheap guess at the size of a value, from its texts and its number of parts."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if depth > 3:
-        return 64
-    if isinstance(value, dict):
-        return sum(_weight(v, depth + 1) for v in value.values()) + 16 * len(value)
-    if isinstance(value, list | tuple | deque):  # the writes of a task are a deque
-        return sum(_weight(v, depth + 1) for v in value) + 16 * len(value)
-    content = getattr(value, "content", None)
-    return 256 + (_weight(content, depth + 1) if content is not None else 0)
+def _is_small(value: Any) -> bool:
+    """A guess whether a value is encoded in no time, from its texts and its number of parts. Looks no further than it must."""
+    room = INLINE_BYTES
+    parts = [value]
+    while parts and room >= 0:
+        part = parts.pop()
+        if isinstance(part, str | bytes):
+            room -= len(part)
+        elif isinstance(part, dict | list | tuple | deque):  # the writes of a task are a deque
+            room -= 16 * len(part)
+            if room >= 0:
+                parts.extend(part.values() if isinstance(part, dict) else part)
+        else:
+            room -= 64
+            if (content := getattr(part, "content", None)) is not None:
+                parts.append(content)
+    return room >= 0
