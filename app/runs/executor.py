@@ -203,7 +203,8 @@ class Executor:
                     raise
                 # The run has ended all the same: without what cannot be stored, else it would be tried for ever.
                 log.exception("outcome_not_stored", run_id=str(execution.run.id))
-                bare = Outcome.failed({**describe(error), "code": "outcome_not_stored"})
+                told = "The database refused what the run left behind. The server's log has the details under this run's id."
+                bare = Outcome.failed({"error": type(error).__name__, "message": told, "code": "outcome_not_stored"})
                 return await self._patiently(execution, lambda: self._finisher.finish(execution, writer, bare, read=False))
         except BaseException:
             writer.abandon()
