@@ -8,27 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select, text, update
+from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm.attributes import set_committed_value
 
 from app.auth import Principal
 from app.codec import clean, dumps, jsonable
-from app.db.engine import hint
+from app.db.engine import driver_connection, hint
 from app.errors import Conflict
 from app.inbox.models import OPEN, TRANSITIONS, InboxItem, ItemStatus
 
 CHANNEL = "keyturn_inbox"
 
-RECORD = text("""
-    WITH audited AS (
-        INSERT INTO inbox_decisions (tenant_id, item_id, item_version, event, actor, via, cause, args_hash, detail)
-        VALUES (:tenant, :item, :version, :audit, :actor, :via, :cause, :args_hash, CAST(:detail AS jsonb))
-    )
-    INSERT INTO inbox_events (tenant_id, item_id, event, data) VALUES (:tenant, :item, :event, CAST(:data AS jsonb))
-""")
+# The change, its audit record and its event for the feed are one statement.
+RECORDED = """
+), audited AS (
+    INSERT INTO inbox_decisions (tenant_id, item_id, item_version, event, actor, via, cause, args_hash, detail)
+    SELECT %(tenant)s, id, %(new_version)s, %(audit)s, %(actor)s, %(via)s, %(cause)s, %(args)s, %(detail)s::jsonb FROM changed
+)
+INSERT INTO inbox_events (tenant_id, item_id, event, data)
+SELECT %(tenant)s, id, %(event)s, %(data)s::jsonb FROM changed RETURNING item_id
+"""
+LOCK = "SELECT * FROM inbox_items WHERE thread_id = %s AND status = ANY(%s) ORDER BY id FOR UPDATE"
+SENT = "UPDATE inbox_items SET resume_run_id = %s WHERE id = ANY(%s)"
+JSON = frozenset({"action_request", "config", "value", "args_schema", "decision", "outcome"})
+COLUMNS = tuple(column.key for column in InboxItem.__table__.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,54 +61,73 @@ class By:
 
 
 async def lock(tx: AsyncSession, thread_id: UUID, statuses: Collection[ItemStatus] = OPEN) -> list[InboxItem]:
-    """The thread's items in these statuses, locked, oldest first. Always in this order, so that nobody waits in a circle."""
-    rows = await tx.scalars(
-        select(InboxItem)
-        .where(InboxItem.thread_id == thread_id, InboxItem.status.in_(statuses))
-        .order_by(InboxItem.id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    )
-    return list(rows.all())
+    """The thread's items in these statuses, locked, oldest first. Always in this order, so that nobody waits in a circle.
+
+    They belong to no session: what is set on them is written by the functions here alone.
+    """
+    connection = await driver_connection(tx)
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(LOCK, [thread_id, [status.value for status in statuses]])
+        return [InboxItem(**row) for row in await cursor.fetchall()]
 
 
 async def add(tx: AsyncSession, item: InboxItem, by: By) -> InboxItem:
     """A new question, pending."""
-    item.status = ItemStatus.pending
-    tx.add(item)
-    await tx.flush()
-    await _record(tx, item, "created", "created", by)
+    item.status, item.version = ItemStatus.pending, 1
+    item.created_at = item.updated_at = datetime.now(UTC)
+    params = {column: _param(column, getattr(item, column)) for column in COLUMNS}
+    await _change(tx, ADD, item, params, "created", "created", by)
     return item
 
 
 async def move(tx: AsyncSession, item: InboxItem, to: ItemStatus, by: By, *, audit: str | None = None, **values: Any) -> None:
     """Bring the item to another status. `audit` names what happened where that is not the status' own name."""
-    before = ItemStatus(item.status)
+    before, version = ItemStatus(item.status), item.version
     if to not in TRANSITIONS[before]:
         raise AssertionError(f"item status {before} → {to}")
-    changed = await tx.scalar(
-        update(InboxItem)
-        .where(InboxItem.id == item.id, InboxItem.status == before, InboxItem.version == item.version)
-        .values(status=to, version=InboxItem.version + 1, updated_at=func.clock_timestamp(), **values)
-        .returning(InboxItem)
-        .execution_options(populate_existing=True, synchronize_session=False)
-    )
-    if changed is None:
-        raise Conflict("The item changed at the same moment. Read it again.", code="stale_version")
+    new = {"status": to, "version": version + 1, "updated_at": datetime.now(UTC), **values}
+    for name, value in new.items():
+        set_committed_value(item, name, value)
+    params = {f"new_{name}": _param(name, value) for name, value in new.items()}
+    params |= {"item": item.id, "before": before, "old_version": version}
     event = "updated" if to in OPEN else "closed"
-    await _record(tx, item, "decided" if to is ItemStatus.decided else event, audit or to.value, by)
+    event = "decided" if to is ItemStatus.decided else event
+    if not await _change(tx, _move(tuple(new)), item, params, event, audit or to.value, by):
+        raise Conflict("The item changed at the same moment. Read it again.", code="stale_version")
 
 
 async def sent(tx: AsyncSession, items: list[InboxItem], run_id: UUID) -> None:
     """The run that will carry the answers, where no run has taken them yet. No change of status."""
-    waiting = [item.id for item in items if item.status == ItemStatus.decided]
+    waiting = [item for item in items if item.status == ItemStatus.decided]
     if waiting:
-        await tx.execute(
-            update(InboxItem)
-            .where(InboxItem.id.in_(waiting))
-            .values(resume_run_id=run_id)
-            .execution_options(synchronize_session="evaluate")
-        )
+        await (await driver_connection(tx)).execute(SENT, [run_id, [item.id for item in waiting]])
+        for item in waiting:
+            set_committed_value(item, "resume_run_id", run_id)
+
+
+@cache
+def _move(names: tuple[str, ...]) -> str:
+    sets = ", ".join(f"{name} = {_placeholder(name, f'new_{name}')}" for name in names)
+    return f"""
+WITH changed AS (
+    UPDATE inbox_items SET {sets} WHERE id = %(item)s AND status = %(before)s AND version = %(old_version)s RETURNING id
+{RECORDED}"""
+
+
+def _placeholder(column: str, name: str) -> str:
+    return f"%({name})s::jsonb" if column in JSON else f"%({name})s"
+
+
+def _param(column: str, value: Any) -> Any:
+    if column in JSON:
+        return None if value is None and column != "value" else dumps(value).decode()
+    return value
+
+
+ADD = f"""
+WITH changed AS (
+    INSERT INTO inbox_items ({", ".join(COLUMNS)}) VALUES ({", ".join(_placeholder(c, c) for c in COLUMNS)}) RETURNING id
+{RECORDED}"""
 
 
 def item_json(item: InboxItem) -> dict[str, Any]:
@@ -146,21 +174,22 @@ SHOWN = (
 )
 
 
-async def _record(tx: AsyncSession, item: InboxItem, event: str, audit: str, by: By) -> None:
-    await tx.execute(
-        RECORD,
-        {
-            "tenant": item.tenant_id,
-            "item": item.id,
-            "version": item.version,
-            "audit": audit,
-            "event": event,
-            "actor": by.actor,
-            "via": by.via,
-            "cause": by.cause,
-            "args_hash": (item.decision or {}).get("args_hash") or item.args_hash,
-            "detail": dumps(clean(by.detail)).decode(),
-            "data": dumps(item_json(item)).decode(),
-        },
-    )
+async def _change(
+    tx: AsyncSession, statement: str, item: InboxItem, params: dict[str, Any], event: str, audit: str, by: By
+) -> bool:
+    """Carry out a change with its records. False if the item was not as it was known."""
+    params |= {
+        "tenant": item.tenant_id,
+        "new_version": item.version,
+        "audit": audit,
+        "event": event,
+        "actor": by.actor,
+        "via": by.via,
+        "cause": by.cause,
+        "args": (item.decision or {}).get("args_hash") or item.args_hash,
+        "detail": dumps(clean(by.detail)).decode(),
+        "data": dumps(item_json(item)).decode(),
+    }
+    done = await (await driver_connection(tx)).execute(statement, params)
     hint(tx, CHANNEL)
+    return await done.fetchone() is not None

@@ -8,7 +8,7 @@ import re
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, text, tuple_
+from sqlalchemy import or_, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import Principal, owned
@@ -18,6 +18,9 @@ from app.inbox.models import OPEN, InboxDecision, InboxItem, ItemStatus
 from app.inbox.schemas import AuditRecord, Counts, ItemQuery
 
 INTERRUPT_ID = re.compile(r"[0-9a-zA-Z_:-]{1,128}")
+
+
+WAITING = text("SELECT EXISTS (SELECT 1 FROM inbox_items WHERE thread_id = :thread AND status IN ('pending', 'decided'))")
 
 
 async def find(tx: AsyncSession, principal: Principal, ref: str, *, exact: bool = False) -> InboxItem:
@@ -131,12 +134,7 @@ async def mark_seen(
 
 async def open_exists(tx: AsyncSession, thread_id: UUID) -> bool:
     """Whether a question on the thread waits for a human, or an answer for its run."""
-    found = await tx.scalar(
-        select(func.count())
-        .select_from(InboxItem)
-        .where(InboxItem.thread_id == thread_id, InboxItem.status.in_([ItemStatus.pending, ItemStatus.decided]))
-    )
-    return bool(found)
+    return bool(await tx.scalar(WAITING, {"thread": thread_id}))
 
 
 def cursor(item: InboxItem) -> str:

@@ -7,11 +7,12 @@ and, to recognise an answer that broke its node, the checkpoint tables.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import structlog
-from sqlalchemy import select, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from uuid_utils.compat import uuid7
 
@@ -25,7 +26,7 @@ from app.inbox.items import By
 from app.inbox.models import InboxItem, ItemStatus
 from app.inbox.payloads import Kind
 from app.inbox.questions import Asked, Key, asked, stopped_at, tool_message_id
-from app.runs.models import Run, RunStatus
+from app.runs.models import RunStatus
 from app.runs.ports import PendingInterrupt, RunFinished
 from app.threads.models import Thread
 
@@ -42,6 +43,8 @@ POISONED = text("""
       )
     LIMIT 1
 """)
+FAILED = text("SELECT interrupt_id, value_hash FROM inbox_items WHERE thread_id = :thread AND status = 'failed'")
+WATCHERS = text("SELECT kwargs->'watchers' FROM runs WHERE id = :id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class Reconciler:
         unknown = {key: q for key, q in questions.items() if key not in {(i.interrupt_id, i.value_hash) for i in known}}
         for key in await self._broken(tx, thread.id, unknown):
             del unknown[key]
-        watchers = select(Run.kwargs["watchers"]).where(Run.id == run.id)  # some may have come after the claim
-        seen_by = (await tx.scalar(watchers) or []) if unknown else []
+        # Some watchers may have come after the claim.
+        seen_by = (await tx.scalar(WATCHERS, {"id": run.id}) or []) if unknown else []
         origin = Origin(
             tenant_id=run.tenant_id,
             thread_id=thread.id,
@@ -171,7 +174,7 @@ class Reconciler:
             "outcome": {"state": state, "error": clean(jsonable(outcome.error)), "tool_message_id": message_id}
         }
         if to is ItemStatus.settled:
-            values["settled_at"] = text("clock_timestamp()")
+            values["settled_at"] = datetime.now(UTC)
         else:
             await permits.revoke(tx, item)
         await items.move(tx, item, to, By.engine(outcome.run.id, reason, tool_message_id=message_id), **values)
@@ -184,11 +187,7 @@ class Reconciler:
         """Questions that look open, but whose failed item says that no further answer can reach them."""
         if not questions:
             return []
-        failed = await tx.execute(
-            select(InboxItem.interrupt_id, InboxItem.value_hash).where(
-                InboxItem.thread_id == thread_id, InboxItem.status == ItemStatus.failed
-            )
-        )
+        failed = await tx.execute(FAILED, {"thread": thread_id})
         suspects = [(row.interrupt_id, row.value_hash) for row in failed]
         return [key for key in suspects if key in questions and await self._poisoned(tx, thread_id, questions[key])]
 

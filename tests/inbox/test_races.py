@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import importlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -141,7 +142,7 @@ async def test_two_servers_give_one_answer(desk: Desk, database: Database) -> No
         edits = [{"action": "transfer", "args": {"to": "Ada", "amount": n}} for n in range(50)]
         replies = await asyncio.gather(*(both[n % 2].answer(item, "edit", edit) for n, edit in enumerate(edits)))
         assert sorted(r.status_code for r in replies) == [202] + [409] * 49
-        decisions = {str(r.json()["item"]["decision"]) for r in replies}
+        decisions = {json.dumps(r.json()["item"]["decision"], sort_keys=True) for r in replies}
         assert len(decisions) == 1
         [winner] = [r.json() for r in replies if r.status_code == 202]
         await desk.join(item["thread_id"], winner["run_id"])
