@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
 
 import httpcore
 import httpx
@@ -100,9 +101,9 @@ def _meant(address: Address) -> Address:
 class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Opens connections for httpcore to addresses that were checked."""
 
-    def __init__(self, *, allow_private: bool) -> None:
+    def __init__(self, inner: httpcore.AsyncNetworkBackend, *, allow_private: bool) -> None:
+        self._inner = inner
         self._allow_private = allow_private
-        self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -146,16 +147,12 @@ async def resolve(host: str, port: int) -> list[Address]:
 class GuardedTransport(httpx.AsyncHTTPTransport):
     """A transport of httpx behind the guard. `allow_private`: machines of the own network, and this one, may be reached.
 
-    Link-local, multicast and metadata addresses are refused in any case. Proxies of the environment are not used: they would
-    resolve names by themselves.
+    Link-local, multicast and metadata addresses are refused in any case. Beside a transport httpx uses no proxy of the
+    environment, which would resolve names by itself.
     """
 
     def __init__(self, *, allow_private: bool, max_connections: int = 100) -> None:
-        super().__init__(trust_env=False)
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=httpx.create_ssl_context(),
-            max_connections=max_connections,
-            max_keepalive_connections=20,
-            keepalive_expiry=5.0,
-            network_backend=GuardedBackend(allow_private=allow_private),
-        )
+        super().__init__(limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=20))
+        # httpx takes no backend. Reading the old one first makes sure that this is where it is.
+        pool: Any = self._pool
+        pool._network_backend = GuardedBackend(pool._network_backend, allow_private=allow_private)

@@ -166,6 +166,18 @@ async def test_an_odd_address_stops_nobody(deliverer: Deliverer, receiver: Recei
         assert row["status"] == "pending"
 
 
+async def test_what_is_under_way_ends_before_the_process_does(
+    deliverer: Deliverer, receiver: Receiver, database: Database
+) -> None:
+    receiver.held["/"] = asyncio.Event()
+    [run] = await send(database, f"{receiver.url}/")
+    await receiver.get("/")
+    draining = asyncio.create_task(deliverer.drain(10))
+    receiver.held["/"].set()
+    await draining
+    assert (await until(database, run))["status"] == "delivered"
+
+
 async def test_many_processes_send_each_message_once(receiver: Receiver, database: Database) -> None:
     options: Any = {"examples": False, "allow_private_addresses": True}
     async with serving(database.url, **options) as (one, _), serving(database.url, **options) as (two, _):

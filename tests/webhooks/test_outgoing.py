@@ -147,7 +147,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(receiver: Rece
 
 async def test_proxies_of_the_environment_are_no_way_round(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", receiver.url)
-    async with client(allow_private=False) as http:
+    async with httpx.AsyncClient(transport=GuardedTransport(allow_private=False)) as http:
         with pytest.raises(AddressRefused):
             await http.post(f"http://127.0.0.1:{receiver.port}/", content=b"x")
     assert receiver.received == []
