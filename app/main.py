@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import psycopg
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -68,7 +69,10 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    for outage in (OperationalError, InterfaceError, PoolExhausted, PoolTimeout):
+    for outage in (
+        *(OperationalError, InterfaceError, PoolExhausted),
+        *(PoolTimeout, psycopg.OperationalError, psycopg.InterfaceError),
+    ):
         app.add_exception_handler(outage, _outage)
     app.add_middleware(HotRoutes)
     app.add_middleware(Edge, limit=settings.max_body_bytes)

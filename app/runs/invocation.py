@@ -70,7 +70,8 @@ async def feed(execution: Execution, graph: Graph, config: RunnableConfig, *, fi
         return Command(resume=left)
     # To go on without input would pass a breakpoint that the run had come to.
     stops = run.kwargs.get("interrupt_before") or ()
-    if asked or not snapshot.next or (moved and (stops == "*" or not set(stops).isdisjoint(snapshot.next))):
+    # `next` leaves out tasks that are done and whose step is not: after a crash there may be no others.
+    if asked or not snapshot.tasks or (moved and (stops == "*" or not set(stops).isdisjoint(snapshot.next))):
         return NOTHING
     return None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import httpx
+import pytest
 import pytest_asyncio
 from asgi import new_thread, serving
 from sqlalchemy import text
@@ -242,6 +244,37 @@ async def test_a_run_whose_process_froze_is_taken_over_with_its_input(
     stream = (await api.get(f"/threads/{thread}/runs/{run}/stream", headers={"Last-Event-ID": "-1"})).text
     assert stream.count("event: end") == 1
     assert "event: attempt\r\ndata: " in stream.partition("id: 2-1\r\n")[2]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+async def test_a_run_is_taken_over_between_a_tasks_writes_and_its_checkpoint(
+    served: tuple[httpx.AsyncClient, Resources], database: Database, step: int
+) -> None:
+    """All tasks of a step are done and the step is not: nothing is \"next\", and still the run is not over."""
+    api, resources = served
+    agent, thread = await assistant(api, ECHO), await new_thread(api)
+    await api.post(f"/threads/{thread}/runs/wait", json={"assistant_id": agent, "input": says("one")})
+    made = await api.post(f"/threads/{thread}/runs/wait", json={"assistant_id": agent, "input": says("two")})
+    run = made.headers["content-location"].rpartition("/")[2]
+    async with database.transaction() as tx:  # as if the process had died just before it
+        rows = await tx.execute(
+            text("SELECT checkpoint_id FROM checkpoints WHERE metadata->>'run_id' = :run ORDER BY 1 OFFSET :step"),
+            {"run": run, "step": step + 1},
+        )
+        gone = list(rows.scalars())
+        assert gone
+        for table in ("checkpoints", "checkpoint_writes"):
+            await tx.execute(text(f"DELETE FROM {table} WHERE checkpoint_id = ANY(:gone)"), {"gone": gone})
+        await tx.execute(
+            text("UPDATE runs SET status = 'running', owner = 'dead', lease_until = now() - interval '1s' WHERE id = :run"),
+            {"run": run},
+        )
+    await resources.worker.take(UUID(thread))
+    async with asyncio.timeout(10):
+        while (await get(api, thread, run))["status"] == "running":
+            await asyncio.sleep(0.01)
+    assert (await get(api, thread, run))["status"] == "success"
+    assert await texts(api, thread) == ["one", "You said: one", "two", "You said: two"]
 
 
 async def test_a_run_that_does_not_end_is_given_up(served: tuple[httpx.AsyncClient, Resources], database: Database) -> None:
