@@ -199,6 +199,8 @@ async def test_sigterm_ends_the_process_whatever_runs(servers: Servers, fresh_da
     began = time.monotonic()
     assert await server.stop() == 0, server.tail()
     assert time.monotonic() - began < STOP_WITHIN
+
+
 async def test_a_state_beyond_what_the_database_takes_is_an_error_of_its_run(api: httpx.AsyncClient) -> None:
     thread, run = await start(api, "grow", given={"size": 300 * 2**20}, stream_mode=["values"])
     await others_are_served(api)
@@ -206,5 +208,3 @@ async def test_a_state_beyond_what_the_database_takes_is_an_error_of_its_run(api
     assert status == "error"
     assert error["code"] == "state_too_large", error
     await others_are_served(api)
-
-
