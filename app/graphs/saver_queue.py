@@ -30,6 +30,7 @@ class WriteQueue:
         self._work = asyncio.Event()
         self._trailing: dict[str, Operation] = {}
         self._left: dict[str, list[asyncio.Future[None]]] = {}
+        self._open = True
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -38,6 +39,7 @@ class WriteQueue:
         try:
             yield
         finally:
+            self._open = False
             for flusher in flushers:
                 flusher.cancel()
             await asyncio.gather(*flushers, return_exceptions=True)
@@ -60,7 +62,13 @@ class WriteQueue:
         if (trailing := self._trailing.pop(thread_id, None)) is not None:
             operation.kept[:0] = trailing.kept
         self._enqueue(operation)
-        await operation.done
+        try:
+            await operation.done
+        except asyncio.CancelledError:
+            if operation.done.cancelled() and self._open:
+                operation.done = asyncio.get_running_loop().create_future()
+                self._follow(thread_id, operation.done)  # it is on its way all the same
+            raise
 
     def trail(self, thread_id: str, rows: list[Row]) -> None:
         """Leave a task's writes to whatever of the thread is written or read next, or to the clock."""
@@ -72,12 +80,11 @@ class WriteQueue:
         operation.kept += rows
 
     async def settle(self, thread_id: str | None) -> None:
-        """Wait until all that trails in a thread, or in all of them, is written or has failed."""
-        for found in [thread_id] if thread_id is not None else list(self._trailing):
+        """Wait until all that nobody waits for in a thread, or in all of them, is written or has failed."""
+        for found in [thread_id] if thread_id is not None else [*self._trailing, *self._left]:
             if (operation := self._trailing.get(found)) is not None:
                 self._leave(found, operation)
-        for left in [self._left.get(thread_id, [])] if thread_id is not None else list(self._left.values()):
-            if left:
+            if left := self._left.get(found):
                 await asyncio.wait(left)
 
     def _fence(self) -> None:
@@ -89,7 +96,17 @@ class WriteQueue:
         if self._trailing.get(thread_id) is not operation:
             return
         del self._trailing[thread_id]
-        self._left.setdefault(thread_id, []).append(operation.done)
+        self._follow(thread_id, operation.done)
+        try:
+            self._fence()
+        except LeaseLost as error:
+            operation.done.set_exception(error)
+        else:
+            self._enqueue(operation)
+
+    def _follow(self, thread_id: str, done: asyncio.Future[None]) -> None:
+        """Remember what nobody waits for until it is written. What fails stays, for the next write to see."""
+        self._left.setdefault(thread_id, []).append(done)
 
         def written(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is None and (left := self._left.get(thread_id)):
@@ -97,13 +114,7 @@ class WriteQueue:
                 if not left:
                     del self._left[thread_id]
 
-        operation.done.add_done_callback(written)
-        try:
-            self._fence()
-        except LeaseLost as error:
-            operation.done.set_exception(error)
-        else:
-            self._enqueue(operation)
+        done.add_done_callback(written)
 
     def _enqueue(self, operation: Operation) -> None:
         self._waiting.append(operation)

@@ -107,6 +107,29 @@ async def test_a_caller_that_is_cancelled_harms_no_other(saver: Saver) -> None:
     assert len((await graph(saver).aget_state(config)).interrupts) == 2
 
 
+async def test_what_is_on_its_way_is_read_though_its_caller_was_cancelled(saver: Saver) -> None:
+    config: RunnableConfig = {"configurable": {"thread_id": str(uuid4()), "checkpoint_ns": ""}}
+    execute, sent, may_go = saver._queue._execute, asyncio.Event(), asyncio.Event()
+
+    async def held_up(batch: list[Any]) -> None:
+        sent.set()
+        await may_go.wait()
+        await execute(batch)
+
+    saver._queue._execute = held_up  # type: ignore[method-assign]
+    writing = asyncio.create_task(saver.aput(config, empty_checkpoint(), {}, {}))
+    await sent.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    reading = asyncio.create_task(saver.aget_tuple(config))
+    for _ in range(3):  # time enough for a read that waits for nothing
+        await saver.aget_tuple(thread())
+    assert not reading.done()
+    may_go.set()
+    assert await reading is not None
+
+
 async def test_a_process_that_lost_its_leases_writes_nothing(database: Database) -> None:
     valid = True
     async with Saver.open(database.pool, may_write=lambda: valid) as fenced:
