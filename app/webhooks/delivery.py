@@ -74,12 +74,14 @@ class Deliverer:
         self._allow_private = allow_private
         self._wake = asyncio.Event()
         self._open = True
+        self._task: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Task[None], str] = {}
         self._tidied = time.monotonic()
         listener.subscribe(CHANNEL, self._on_hint)
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
+        """Deliver until drained or cancelled."""
+        self._task = asyncio.current_task()
         transport = GuardedTransport(allow_private=self._allow_private, max_connections=AT_ONCE)
         async with (
             httpx.AsyncClient(transport=transport, timeout=TIMEOUT, follow_redirects=False, trust_env=False) as client,
@@ -100,8 +102,8 @@ class Deliverer:
         """Start nothing more, and let what is under way end for up to `seconds`. The rest is repeated by whoever is next."""
         self._open = False
         self._wake.set()
-        if self._in_flight:
-            await asyncio.wait(self._in_flight, timeout=seconds)
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=seconds)
 
     def _on_hint(self, _: str | None) -> None:
         self._wake.set()

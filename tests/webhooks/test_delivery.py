@@ -41,7 +41,7 @@ async def deliverer(database: Database) -> AsyncIterator[Deliverer]:
     deliverer = Deliverer(database, listener, allow_private=True)
     tasks = [asyncio.create_task(listener.run()), asyncio.create_task(deliverer.run())]
     yield deliverer
-    await deliverer.drain(0)
+    await deliverer.drain(1)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
