@@ -13,6 +13,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -43,6 +44,8 @@ from app.graphs.saver_sql import COPY_THREAD, DELETE_RUNS, DELETE_THREAD, PRUNE_
 
 INLINE_BYTES = 64 * 1024
 """Values that may be larger are encoded in a thread, so that they do not hold up the loop."""
+NEW_THREAD: ContextVar[str | None] = ContextVar("NEW_THREAD", default=None)
+"""A thread that is known to have no checkpoints yet: the next read of it in this context, which starts its run, is spared."""
 
 
 class Saver(AsyncPostgresSaver):
@@ -159,7 +162,10 @@ class Saver(AsyncPostgresSaver):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read a checkpoint. See `BaseCheckpointSaver.aget_tuple`."""
-        await self._queue.settle(config["configurable"]["thread_id"])
+        if (thread_id := config["configurable"]["thread_id"]) == NEW_THREAD.get():
+            NEW_THREAD.set(None)
+            return None
+        await self._queue.settle(thread_id)
         return await super().aget_tuple(config)
 
     async def alist(

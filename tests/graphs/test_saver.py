@@ -18,7 +18,7 @@ from langgraph.types import Command, Send, interrupt
 
 from app.db.engine import Database
 from app.graphs.review import LeaseLost
-from app.graphs.saver import Saver
+from app.graphs.saver import NEW_THREAD, Saver
 
 
 class State(TypedDict):
@@ -103,6 +103,13 @@ async def test_a_caller_that_is_cancelled_harms_no_other(saver: Saver) -> None:
     waiting = asyncio.create_task(graph(saver).ainvoke({"log": ["in"]}, thread()))
     await asyncio.sleep(0)
     waiting.cancel()
+    await graph(saver).ainvoke({"log": ["in"]}, config)
+    assert len((await graph(saver).aget_state(config)).interrupts) == 2
+
+
+async def test_a_thread_that_is_known_to_be_new_is_not_read_once(saver: Saver) -> None:
+    config = thread()
+    NEW_THREAD.set(config["configurable"]["thread_id"])
     await graph(saver).ainvoke({"log": ["in"]}, config)
     assert len((await graph(saver).aget_state(config)).interrupts) == 2
 

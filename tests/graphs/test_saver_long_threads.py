@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
+from asgi import new_thread, serving
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
@@ -269,3 +270,27 @@ async def test_readers_at_once_read_the_same(saver: Saver) -> None:
     await turns(graph, config, range(5))
     found = await asyncio.gather(*(states(graph, config) for _ in range(8)))
     assert all(told == found[0] for told in found)
+
+
+async def test_the_server_saves_its_threads_so(database: Database) -> None:
+    async with serving(database.url) as (api, _):
+        thread_id = await new_thread(api)
+        for n in range(3):
+            body = {"assistant_id": "react", "input": {"messages": [{"type": "human", "content": "hi", "id": f"h{n}"}]}}
+            assert (await api.post(f"/threads/{thread_id}/runs/wait", json=body)).status_code == 200
+        history = (await api.get(f"/threads/{thread_id}/history", params={"limit": 100})).json()
+        assert [len(s["values"].get("messages", [])) for s in history] == [6, 5, 4, 4, 3, 2, 2, 1, 0]
+        # A branch from the second turn, and a state written by hand on top of it.
+        body = {**body, "checkpoint": history[3]["checkpoint"]}
+        assert (await api.post(f"/threads/{thread_id}/runs/wait", json=body)).status_code == 200
+        written = {"values": {"messages": [{"type": "ai", "content": "by hand"}]}, "as_node": "agent"}
+        assert (await api.post(f"/threads/{thread_id}/state", json=written)).status_code == 200
+        state = (await api.get(f"/threads/{thread_id}/state")).json()
+        assert len(state["values"]["messages"]) == 7
+        copy = (await api.post(f"/threads/{thread_id}/copy")).json()
+        assert (await api.get(f"/threads/{copy['thread_id']}/state")).json()["values"] == state["values"]
+    async with database.pool.connection() as connection:
+        cursor = await connection.execute("SELECT count(*) AS whole FROM checkpoint_blobs WHERE channel = 'messages'")
+        row = await cursor.fetchone()
+        assert row is not None
+        assert row["whole"] <= 2  # where the branch begins, in both threads
