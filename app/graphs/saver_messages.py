@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Self
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, RemoveMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate
@@ -99,6 +99,9 @@ class MessagesChannel(DeltaChannel[Any]):
     def _append(self, values: Sequence[Any]) -> bool:
         """Append, if that is all that there is to do."""
         added = [item for value in values for item in (value if isinstance(value, list) else (value,))]
+        for item in added:
+            if isinstance(item, BaseMessage) and item.id is None:  # only ever before it is saved
+                item.id = str(uuid4())
         if not isinstance(self.value, list) or not all(map(_plain, added)):
             return False
         if self.ids is None or len(self.ids) != len(self.value):
