@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _common(server)
     server.add_argument("--workers", type=int, metavar="N", help="server processes behind the port (1)")
     server.add_argument("--no-worker", dest="worker", action="store_false", default=None, help="only serve the API")
-    server.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    server.add_argument("--channel", type=int, help=argparse.SUPPRESS)  # from the supervisor
     server.add_argument("--no-examples", dest="examples", action="store_false", default=None, help="do not offer the examples")
     server.set_defaults(run=_serve)
 
@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace, settings: Settings) -> None:
-    leave(serve(settings, supervised=args.supervised))
+    leave(serve(settings, channel=args.channel))
 
 
 def _worker(_: argparse.Namespace, settings: Settings) -> None:

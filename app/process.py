@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +28,8 @@ THREADS = 1000
 class Process:
     """Ends the work that it runs: asked by `stopping` when the work is `ready` for that, else by cancelling it."""
 
-    def __init__(self, patience: float, *, follows: int | None = None) -> None:
-        """`patience`: seconds to stop in. `follows`: a file descriptor; when it ends, so does the process."""
+    def __init__(self, patience: float, *, follows: socket.socket | None = None) -> None:
+        """`patience`: seconds to stop in. `follows`: when its other end is closed, this process ends too."""
         self.stopping = asyncio.Event()
         self.ready = False
         self._patience = patience
@@ -55,17 +56,16 @@ class Process:
             self._work.cancel()
         asyncio.get_running_loop().call_later(UNWIND_SECONDS, self._abandoned.set)
 
-    def _read(self, followed: int) -> None:
-        if not os.read(followed, 1024):
-            asyncio.get_running_loop().remove_reader(followed)
-            self.stop("the supervisor is gone")
+    def _unfollow(self, followed: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(followed)
+        self.stop("the supervisor is gone")
 
     async def _live(self, work: Coroutine[None, None, None]) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
         if self._follows is not None:
-            loop.add_reader(self._follows, self._read, self._follows)
+            loop.add_reader(self._follows, self._unfollow, self._follows)
         self._work = asyncio.create_task(work, name="work")
         abandoned = asyncio.create_task(self._abandoned.wait())
         await asyncio.wait({self._work, abandoned}, return_when=asyncio.FIRST_COMPLETED)

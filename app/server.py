@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
-import sys
 from collections.abc import Iterator
+from typing import Any
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from app.handover import Receiver
 from app.main import create_app
 from app.process import Process
 from app.resources import Resources
@@ -31,9 +33,11 @@ CLOSING_SECONDS = 1.0
 
 
 class Server(uvicorn.Server):
-    """uvicorn, told to stop by a Process."""
+    """uvicorn, told to stop by a Process. `source`: a socket that listens, or brings connections from a supervisor."""
 
-    def __init__(self, app: FastAPI, settings: Settings, listener: socket.socket, process: Process) -> None:
+    def __init__(
+        self, app: FastAPI, settings: Settings, process: Process, source: socket.socket, *, supervised: bool = False
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -51,8 +55,10 @@ class Server(uvicorn.Server):
         )
         self._app = app
         self._settings = settings
-        self._listener = listener
         self._process = process
+        self._source = source
+        self._supervised = supervised
+        self._receiver: Receiver | None = None
 
     async def run_until_stopped(self, url: str, *, embedded: bool) -> None:
         """Prepare the database, open everything, serve, close."""
@@ -60,7 +66,7 @@ class Server(uvicorn.Server):
         await prepare(self._settings, url, embedded=embedded, listens=True)
         async with self._app.router.lifespan_context(self._app):
             draining = asyncio.create_task(self._drain(self._app.state.resources), name="drain")
-            await self.serve(sockets=[self._listener])
+            await self.serve(sockets=[] if self._supervised else [self._source])
             await draining
 
     @contextlib.contextmanager
@@ -81,35 +87,55 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say where the server is once it answers."""
         await super().startup(sockets=sockets)
+        if self._supervised:
+            kind: Any = self.config.http_protocol_class
+            protocol = functools.partial(
+                kind, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            gone = functools.partial(self._process.stop, "the supervisor is gone")
+            self._receiver = Receiver(self._source, protocol, gone)
         # What start-up made lives as long as the process: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)  # runs make many short-lived objects and few cycles
         self._process.ready = True
-        print(f"Keyturn is ready: {shown_url(self._settings, self._listener)}", flush=True)
+        if self._receiver is not None:
+            self._receiver.ready()
+        else:
+            print(f"Keyturn is ready: {shown_url(self._settings, self._source.getsockname()[1])}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no connection any more, then end those that are open."""
+        if self._receiver is not None:
+            self._receiver.close()
+        await super().shutdown(sockets=sockets)
 
     def _side_task_broke(self) -> None:
         """A part of the process has died: better to end, and be started again, than to limp."""
+        if self._receiver is not None:
+            self._receiver.close()
         self._process.stop("a part of the server died", broken=True)
 
 
-def serve(settings: Settings, *, supervised: bool = False) -> int:
+def serve(settings: Settings, *, channel: int | None = None) -> int:
     """Run the server until a signal. Returns the exit code. Raises StartError, and an AppError for a wrong project.
 
-    `supervised`: one of several behind the port, which ends with its standard input.
+    `channel`: descriptor of a socket of the supervisor, when this is one of several behind a port.
     """
     if settings.workers > 1:
         return _serve_many(settings)
     # First of all, before the slow part: a port in use is the most common reason not to start.
-    with contextlib.closing(bind(settings, shared=supervised)) as listener, database(settings) as (url, embedded):
-        process = Process(settings.shutdown_seconds + CLOSING_SECONDS, follows=sys.stdin.fileno() if supervised else None)
-        server = Server(create_app(settings, url), settings, listener, process)
+    source = bind(settings) if channel is None else socket.socket(fileno=channel)
+    supervised = channel is not None
+    with contextlib.closing(source), database(settings) as (url, embedded):
+        source.setblocking(False)
+        source.set_inheritable(False)
+        process = Process(settings.shutdown_seconds + CLOSING_SECONDS, follows=source if supervised else None)
+        server = Server(create_app(settings, url), settings, process, source, supervised=supervised)
         return process.run(server.run_until_stopped(url, embedded=embedded))
 
 
 def _serve_many(settings: Settings) -> int:
-    bind(settings).close()  # nobody else may have the port, not even somebody who would share it
-    holder = bind(settings, shared=True, listens=False)
-    with contextlib.closing(holder), database(settings) as (url, embedded):
+    with contextlib.closing(bind(settings)) as listener, database(settings) as (url, embedded):
         process = Process(settings.shutdown_seconds + 2 * CLOSING_SECONDS)
-        return process.run(Supervisor(settings, holder, process).run(url, embedded=embedded))
+        return process.run(Supervisor(settings, listener, process).run(url, embedded=embedded))

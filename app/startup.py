@@ -99,18 +99,14 @@ async def prepare(settings: Settings, url: str, *, embedded: bool, listens: bool
                 )
 
 
-def bind(settings: Settings, *, shared: bool = False, listens: bool = True) -> socket.socket:
-    """The listening socket, or one line that says why not.
-
-    `shared`: among processes that all say so. Without `listens` the port is only held: nothing is accepted here.
-    """
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket, or one line that says why not."""
     host, port = settings.host.strip("[]"), settings.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        if listens:
-            listener.listen(2048)  # now, not when all is ready: a second server must find out before it does anything
+        listener.listen(2048)  # now, not when all is ready: a second server must find out before it does anything
     except (OSError, ValueError) as error:
         listener.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
@@ -123,8 +119,7 @@ def bind(settings: Settings, *, shared: bool = False, listens: bool = True) -> s
     return listener
 
 
-def shown_url(settings: Settings, listener: socket.socket) -> str:
-    """Where a person on this machine opens the inbox. Any port and all addresses become real ones."""
+def shown_url(settings: Settings, port: int) -> str:
+    """Where a person on this machine opens the inbox. All addresses become one that can be opened."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host.strip("[]"), settings.host.strip("[]"))
-    port = listener.getsockname()[1]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/inbox"

@@ -1,7 +1,7 @@
 """Several server processes behind one port: starts them, starts again what dies, and ends them together.
 
-Each is an ordinary `keyturn serve` with pools of its own. The kernel spreads connections over them (SO_REUSEPORT). They end
-when their standard input does, so that none is left behind by a supervisor that was killed.
+Each is an ordinary `keyturn serve` with pools of its own, which gets its connections from here (see `handover`). None is left
+behind by a supervisor that was killed: they end when their channel does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 
 import structlog
 
+from app.handover import Dispatcher, channel
 from app.process import Process
 from app.settings import Settings
 from app.startup import StartError, prepare, shown_url
@@ -28,13 +29,14 @@ LONG_ENOUGH = 60.0
 
 
 class Supervisor:
-    """Keeps `settings.workers` servers running. `listener` holds the port and does not listen itself."""
+    """Keeps `settings.workers` servers running, and gives them the connections of `listener`."""
 
     def __init__(self, settings: Settings, listener: socket.socket, process: Process) -> None:
         self._settings = settings
         self._listener = listener
         self._process = process
-        self._children: set[asyncio.subprocess.Process] = set()
+        self._dispatcher = Dispatcher(listener)
+        self._children: dict[asyncio.subprocess.Process, socket.socket] = {}
 
     async def run(self, url: str, *, embedded: bool) -> None:
         """Prepare the database `url` once for all, start the servers, and keep them until told to stop."""
@@ -54,7 +56,7 @@ class Supervisor:
         try:
             await asyncio.gather(*(self._start(environment) for _ in range(self._settings.workers)))
             self._process.ready = True
-            print(f"Keyturn is ready: {shown_url(self._settings, self._listener)}", flush=True)
+            print(f"Keyturn is ready: {shown_url(self._settings, self._listener.getsockname()[1])}", flush=True)
             async with asyncio.TaskGroup() as group:
                 keepers = [group.create_task(self._keep(child, environment)) for child in tuple(self._children)]
                 await self._process.stopping.wait()
@@ -62,22 +64,31 @@ class Supervisor:
                     keeper.cancel()
         finally:
             await self._stop()
+            self._dispatcher.close()
 
     async def _start(self, environment: dict[str, str]) -> asyncio.subprocess.Process:
         """A server that answers. StartError if it ends before it does; its own last words have said why."""
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "app", "serve", "--supervised"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the supervisor, which asks each to stop
-        )
-        self._children.add(child)
-        assert child.stdout is not None
-        if not await child.stdout.readline():
-            self._children.discard(child)
-            raise StartError(f"A server process ended with {await child.wait()} before it was ready.")
+        ours, theirs = channel()
+        with theirs:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "app", "serve", "--channel", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the supervisor, which asks each to stop
+            )
+        self._children[child] = ours
+        if not await asyncio.get_running_loop().sock_recv(ours, 1):
+            code = await self._gone(child)
+            raise StartError(f"A server process ended with {code} before it was ready.")
+        self._dispatcher.add(ours)
         return child
+
+    async def _gone(self, child: asyncio.subprocess.Process) -> int:
+        """The exit code, once there is one."""
+        code = await child.wait()
+        self._dispatcher.remove(self._children.pop(child))
+        return code
 
     async def _keep(self, child: asyncio.subprocess.Process, environment: dict[str, str]) -> None:
         loop = asyncio.get_running_loop()
@@ -85,8 +96,7 @@ class Supervisor:
         delay = shortest
         while True:
             started = loop.time()
-            code = await child.wait()
-            self._children.discard(child)
+            code = await self._gone(child)
             delay = shortest if loop.time() - started > LONG_ENOUGH else delay
             while True:
                 log.error("server_process_died", pid=child.pid, code=code, restart_in=delay)

@@ -77,6 +77,45 @@ async def test_two_processes_serve_one_port_and_one_that_dies_is_started_again(f
         assert sum("Keyturn is ready" in line for line in parent.out) == 1
 
 
+def connections(pid: int, port: int) -> int:
+    """Connections to a port of loopback that a process serves."""
+    inodes = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(f":{port:04X}") and fields[3] == "01":
+            inodes.add(f"socket:[{fields[9]}]")
+    held = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held += str(descriptor.readlink()) in inodes
+    return held
+
+
+async def test_all_get_the_same_share_of_connections_and_none_waits_for_one_that_died(fresh_database_url: str) -> None:
+    port = free_port()
+    env = {"DATABASE_URL": fresh_database_url, "KEYTURN_EXAMPLES": "0"}
+    async with (
+        keyturn("serve", "--workers", "2", "--port", str(port), **env) as parent,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10, limits=httpx.Limits(max_connections=20)) as api,
+    ):
+        await parent.says("Keyturn is ready")
+        both = sorted(children(parent.process.pid))
+        async with endless(api, 20):
+            assert [connections(pid, port) for pid in both] == [10, 10]
+            killed, other = both
+            os.kill(killed, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                while killed in children(parent.process.pid):
+                    await asyncio.sleep(0.01)
+            async with asyncio.timeout(5):  # long before another has started
+                for _ in range(4):
+                    assert await alive(api)
+            os.kill(other, signal.SIGKILL)
+        await parent.says("server_process_restarted")
+        assert await alive(api)
+        assert await parent.ends(signal.SIGINT) == 0
+
+
 async def test_none_is_left_behind_by_a_supervisor_that_is_killed(fresh_database_url: str) -> None:
     env = {"DATABASE_URL": fresh_database_url, "KEYTURN_EXAMPLES": "0"}
     async with keyturn("serve", "--workers", "2", "--port", "0", **env) as parent:
