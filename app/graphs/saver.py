@@ -2,7 +2,7 @@
 
 Same tables, rows and reads as `AsyncPostgresSaver`, which can open the same database. What differs: no lock around the
 process, and writes of all concurrent runs that come while a statement is in flight go out together in the next one. An
-await returns only when its rows are committed.
+await returns only when its rows are committed; for the one exception see `Saver.trailing`.
 """
 
 from __future__ import annotations
