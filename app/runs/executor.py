@@ -19,6 +19,7 @@ from app.codec import check_size, dumps
 from app.db.engine import Database
 from app.graphs.registry import Graphs
 from app.graphs.review import LeaseLost
+from app.graphs.saver import NEW_THREAD
 from app.runs import queue
 from app.runs.claims import Execution
 from app.runs.failures import describe, is_outage
@@ -108,6 +109,8 @@ class Executor:
                 private=self._graphs.private_keys,
             )
             given = await feed(execution, graph, config, first=run.epoch == 1)
+            if run.epoch == 1 and run.base_checkpoint_id is None:
+                NEW_THREAD.set(str(run.thread_id))
             try:
                 if given is not NOTHING:
                     await self._stream(execution, graph, given, config, context, encoder, writer)

@@ -22,14 +22,17 @@ from app.streaming.channel import Frame
 from app.threads.state import public
 
 START = """
-WITH busy AS (
+WITH seen AS MATERIALIZED (
+    SELECT id, xmin AS version FROM threads WHERE id = %(thread)s AND tenant_id = %(tenant)s AND status = 'idle'
+), busy AS (
     UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || %(ran)s::jsonb
-    WHERE id = %(thread)s AND tenant_id = %(tenant)s AND status = 'idle'
+    FROM seen
+    WHERE threads.id = seen.id AND threads.xmin = seen.version  -- who waited for a lock has seen what was before it
       AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = %(thread)s AND status = 'pending')
       AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = %(thread)s AND status = 'running')
       AND EXISTS (SELECT 1 FROM assistants WHERE id = %(assistant)s AND version = %(version)s AND deleted_at IS NULL
                   AND tenant_id IN (%(tenant)s, 'system'))
-    RETURNING id
+    RETURNING threads.id
 )
 INSERT INTO runs (id, tenant_id, thread_id, assistant_id, assistant_version, graph_id, subject, kind, kwargs, metadata,
     multitask_strategy, status, epoch, attempts, owner, lease_until, started_at, base_checkpoint_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 import pytest
@@ -111,6 +112,20 @@ async def test_it_starts_nothing_with_an_assistant_that_has_changed(
     run = await make(database)
     await change(database, f"UPDATE assistants SET {change_} WHERE id = :id", run.assistant_id)
     assert await shortcut.start(run, ME, b"{}") is None
+
+
+async def test_it_starts_nothing_on_what_it_saw_before_it_had_to_wait(shortcut: Shortcut, database: Database) -> None:
+    """Somebody writes the thread's state at that moment: the statement would not see the checkpoint that this makes."""
+    run = await make(database)
+    async with database.transaction() as tx:
+        await queue.lock_thread(tx, run.thread_id)
+        starting = asyncio.create_task(shortcut.start(run, ME, b"{}"))
+        async with asyncio.timeout(10), database.pool.connection() as other:
+            waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%seen AS MATERIALIZED%%'"
+            while await (await other.execute(waits)).fetchone() is None:
+                await asyncio.sleep(0.01)
+        await tx.execute(text("UPDATE threads SET state_updated_at = now() WHERE id = :id"), {"id": run.thread_id})
+    assert await starting is None
 
 
 async def test_a_thread_that_was_given_something_else_to_do_is_not_ended_shortly(
