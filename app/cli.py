@@ -32,7 +32,7 @@ from app.observability import configure_logging
 from app.process import Process, leave
 from app.server import CLOSING_SECONDS, serve
 from app.settings import Settings
-from app.startup import StartError, bring_up_to_date, database, one_line, prepare, say
+from app.startup import StartError, bind, bring_up_to_date, database, one_line, prepare, say
 from app.worker import run_worker
 
 
@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         description="Execute runs without serving the API. Any number of workers and servers may share a DATABASE_URL.",
     )
     _common(worker)
+    worker.add_argument("--health-port", type=int, metavar="PORT", help="answer GET /ok there")
     worker.set_defaults(run=_worker)
 
     migration = commands.add_parser(
@@ -165,10 +166,14 @@ def _serve(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def _worker(_: argparse.Namespace, settings: Settings) -> None:
-    with database(settings) as (url, embedded):
+    settings = settings.model_copy(update={"worker": True})
+    health = (
+        contextlib.nullcontext() if settings.health_port is None else contextlib.closing(bind(settings, settings.health_port))
+    )
+    with health as listener, database(settings) as (url, embedded):
         asyncio.run(prepare(settings, url, embedded=embedded))
         process = Process(settings.shutdown_seconds + CLOSING_SECONDS)
-        code = process.run(run_worker(settings.model_copy(update={"worker": True}), url, process))
+        code = process.run(run_worker(settings, url, process, listener))
     leave(code)
 
 

@@ -66,14 +66,7 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
         observability.router,
     ):
         app.include_router(router)
-    app.add_exception_handler(AppError, _app_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    for outage in (
-        *(OperationalError, InterfaceError, PoolExhausted),
-        *(PoolTimeout, psycopg.OperationalError, psycopg.InterfaceError),
-    ):
-        app.add_exception_handler(outage, _outage)
+    add_error_handlers(app)
     app.add_middleware(HotRoutes)
     app.add_middleware(Edge, limit=settings.max_body_bytes)
     app.add_middleware(
@@ -86,6 +79,18 @@ def create_app(settings: Settings, database_url: str) -> FastAPI:
         allow_private_network=True,
     )
     return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error with the one body."""
+    app.add_exception_handler(AppError, _app_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    for outage in (
+        *(OperationalError, InterfaceError, PoolExhausted),
+        *(PoolTimeout, psycopg.OperationalError, psycopg.InterfaceError),
+    ):
+        app.add_exception_handler(outage, _outage)
 
 
 async def _app_error(_: Request, error: Exception) -> Response:

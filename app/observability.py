@@ -1,7 +1,8 @@
-"""Logs, and the routes that say how the server is: `/ok`, `/info`."""
+"""Logs, and the routes that say how the process is: `/ok`, `/info`."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from importlib.metadata import version
@@ -10,14 +11,17 @@ from typing import Any
 import structlog
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
-from sqlalchemy import text
 
 from app import __version__
+from app.db.migrate import is_current
 from app.errors import Unavailable
 from app.openapi import responses
 from app.settings import Settings
 
 router = APIRouter(tags=["server"])
+
+DATABASE_SECONDS = 5.0
+"""How long the database may take to answer a probe."""
 
 
 def configure_logging(settings: Settings) -> None:
@@ -68,16 +72,18 @@ class Info(BaseModel):
 
 @router.get("/ok", response_model=Ok, summary="Is the server there?", responses=responses(503))
 async def ok(request: Request, check_db: bool = False) -> Ok:
-    """200 while the server takes requests; 503 while it stops, or with `check_db=1` when the database does not answer."""
+    """200 while the process works; 503 while it stops, or with `check_db=1` when its database is of no use."""
     resources = request.app.state.resources
     if resources.stopping:
         raise Unavailable("The server is stopping. Try again in a moment.", code="stopping")
     if check_db:
         try:
-            async with resources.database.transaction() as tx:
-                await tx.execute(text("SELECT 1"))
+            async with asyncio.timeout(DATABASE_SECONDS), resources.database.transaction() as tx:
+                found = await is_current(tx)
         except Exception as error:
             raise Unavailable("The database does not answer. Try again in a moment.", code="database_unavailable") from error
+        if not found:
+            raise Unavailable("The database lacks migrations. Run `keyturn migrate`.", code="database_outdated")
     return Ok()
 
 

@@ -125,7 +125,7 @@ def serve(settings: Settings, *, channel: int | None = None) -> int:
     if settings.workers > 1:
         return _serve_many(settings)
     # First of all, before the slow part: a port in use is the most common reason not to start.
-    source = bind(settings) if channel is None else socket.socket(fileno=channel)
+    source = bind(settings, settings.port) if channel is None else socket.socket(fileno=channel)
     supervised = channel is not None
     with contextlib.closing(source), database(settings) as (url, embedded):
         source.setblocking(False)
@@ -136,6 +136,6 @@ def serve(settings: Settings, *, channel: int | None = None) -> int:
 
 
 def _serve_many(settings: Settings) -> int:
-    with contextlib.closing(bind(settings)) as listener, database(settings) as (url, embedded):
+    with contextlib.closing(bind(settings, settings.port)) as listener, database(settings) as (url, embedded):
         process = Process(settings.shutdown_seconds + 2 * CLOSING_SECONDS)
         return process.run(Supervisor(settings, listener, process).run(url, embedded=embedded))

@@ -55,6 +55,7 @@ class Settings(BaseSettings):
     )
     worker: bool = Field(True, description="Execute runs in the server's processes too. Off: `keyturn worker` does it.")
     workers: int = Field(1, ge=1, le=256, description="Server processes behind the port, each with pools and slots of its own.")
+    health_port: int | None = Field(None, ge=0, le=65535, description="Port on which `keyturn worker` answers `GET /ok`.")
     max_concurrent_runs: int = Field(50, ge=0, le=10_000, description="Runs that this process executes at once.")
     allow_private_addresses: bool = Field(
         False, description="Let webhooks reach this machine and its private networks. Link-local addresses stay closed."

@@ -99,9 +99,9 @@ async def prepare(settings: Settings, url: str, *, embedded: bool, listens: bool
                 )
 
 
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket, or one line that says why not."""
-    host, port = settings.host.strip("[]"), settings.port
+def bind(settings: Settings, port: int) -> socket.socket:
+    """A socket that listens on a port of `settings.host`, or one line that says why not."""
+    host = settings.host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

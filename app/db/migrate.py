@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from alembic.script import ScriptDirectory
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.store.postgres.aio import AsyncPostgresStore
 from psycopg.rows import dict_row
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.engine import CONNECT_ARGS, psycopg_url
 
@@ -72,7 +75,7 @@ async def migrate(url: str, progress: Progress | None = None) -> None:
 
 async def pending(url: str) -> bool:
     """Whether this version needs a schema that the database does not have yet."""
-    head = await asyncio.to_thread(lambda: ScriptDirectory.from_config(_alembic(url)).get_current_head())
+    head, _ = await asyncio.to_thread(_known)
     async with await psycopg.AsyncConnection.connect(psycopg_url(url), autocommit=True, **CONNECT_ARGS) as connection:
         wanted = {
             "alembic_version": ("version_num", head),
@@ -86,6 +89,22 @@ async def pending(url: str) -> bool:
             if row is None or row[0] != value:
                 return True
         return not await _exists(connection, "procrastinate_jobs")
+
+
+@cache
+def _known() -> tuple[str | None, frozenset[str]]:
+    """The newest revision of this version, and all that came before."""
+    script = ScriptDirectory.from_config(_alembic(""))
+    head = script.get_current_head()
+    return head, frozenset(revision.revision for revision in script.walk_revisions()) - {head}
+
+
+async def is_current(tx: AsyncSession) -> bool:
+    """Whether our tables are of this version, or of a newer one that another process has migrated to. A cheap look."""
+    if not (await tx.execute(text("SELECT to_regclass('public.alembic_version') IS NOT NULL"))).scalar_one():
+        return False
+    found = set((await tx.execute(text("SELECT version_num FROM alembic_version"))).scalars())
+    return bool(found) and not found & _known()[1]
 
 
 async def _exists(connection: psycopg.AsyncConnection[tuple[Any, ...]], table: str) -> bool:
