@@ -25,6 +25,7 @@ from app.inbox.permits import PostgresEffectGate
 from app.inbox.service import InboxService
 from app.runs.cancel import Canceller
 from app.runs.claims import Claims, LeaseClock
+from app.runs.endings import RunEndings
 from app.runs.executor import Executor
 from app.runs.finish import Finisher
 from app.runs.jobs import Jobs
@@ -36,6 +37,7 @@ from app.settings import Settings
 from app.store.service import StoreService
 from app.streaming.log import EventLog
 from app.streaming.retention import Retention
+from app.streaming.stores import open_event_store
 from app.threads.service import ThreadService
 from app.watchdog import Watchdog
 from app.webhooks.delivery import Deliverer
@@ -105,7 +107,9 @@ async def open_resources(
         assistants = AssistantService(database, graphs)
         inbox = InboxService(settings=settings, database=database, graphs=graphs)
         threads = ThreadService(database, graphs, assistants, inbox)
-        events = EventLog(database, listener, heartbeat_seconds=settings.heartbeat_seconds)
+        endings = RunEndings(database)
+        event_store = await stack.enter_async_context(open_event_store(settings, database, listener))
+        events = EventLog(event_store, endings, heartbeat_seconds=settings.heartbeat_seconds)
         jobs = Jobs(direct)
         claims = Claims(
             inbox=inbox,
@@ -142,6 +146,7 @@ async def open_resources(
             settings=settings,
             database=database,
             events=events,
+            endings=endings,
             graphs=graphs,
             assistants=assistants,
             threads=threads,
@@ -153,7 +158,6 @@ async def open_resources(
             shortcut=shortcut,
         )
         inbox.runs = runs
-        events.ended = runs.ended
         feed = InboxFeed(database, listener, heartbeat_seconds=settings.heartbeat_seconds)
         async with database.transaction() as tx:
             await assistants.sync_system(tx, graphs.system)

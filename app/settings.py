@@ -72,6 +72,9 @@ class Settings(BaseSettings):
         2.0, ge=0, description="Code of a graph or tool that blocks the event loop for this long ends in an error. 0: never."
     )
     shutdown_seconds: float = Field(3.0, ge=0, description="How long running steps may finish after SIGTERM.")
+    redis_url: SecretStr | None = Field(
+        None, description="Redis for the events of streams instead of Postgres, as `redis://host:6379/0`. It may go away."
+    )
     event_retention_hours: float = Field(24.0, gt=0, description="How long the events of a run can be replayed after its end.")
     heartbeat_seconds: float = Field(5.0, gt=0, description="Interval of the keep-alive comment in streams.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")

@@ -87,7 +87,7 @@ class Canceller:
     async def _end(self, tx: AsyncSession, thread: Thread, run_ids: list[UUID], action: CancelAction) -> bool:
         ended, told, waits = await queue.cancel(tx, thread, run_ids, action)
         for run_id in ended:
-            await self.events.close(tx, run_id, 0)
+            await self.events.close(tx, run_id)
         if ended:
             await self._tell(tx, thread, ended, action)
             if action is CancelAction.rollback:

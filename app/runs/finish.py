@@ -24,7 +24,7 @@ from app.runs.models import Run, RunKind, StopReason
 from app.runs.outcome import Outcome, settle_thread
 from app.runs.ports import InboxPort, RunFinished, RunObserver
 from app.runs.shortcut import Shortcut, usual
-from app.streaming.writer import EVENTS_CHANNEL, RunWriter
+from app.streaming.writer import RunWriter
 from app.threads.checkpoints import in_transaction, undo_run
 
 log = structlog.get_logger(__name__)
@@ -109,7 +109,6 @@ class Finisher:
         private = self._graphs.private_keys
         if not await self._shortcut.end(run, execution.row_version, outcome, frames, private=private):
             return False
-        self._database.notifier.send([(EVENTS_CHANNEL, str(run.id))])
         committed()
         log.info("run_ended", run_id=str(run.id), thread_id=str(run.thread_id), status=outcome.status, reason=outcome.reason)
         return True

@@ -8,11 +8,7 @@ from typing import Any
 import orjson
 
 from app.codec import dumps
-from app.runs.models import Run
-from app.streaming.channel import GAP, Frame
-
-LAST_SEQ = 2**31 - 1
-"""Ids of what is told of a forgotten run lie behind all that it can have had."""
+from app.streaming.channel import Frame
 
 
 async def final_result(
@@ -44,17 +40,3 @@ async def final_result(
         yield dumps({**state, "__interrupt__": list(asked.values())})
     else:
         yield values or await fallback() or b"{}"
-
-
-def forgotten(run: Run, values: bytes | None) -> list[Frame]:
-    """What is still known of a finished run whose events are not kept any more: a notice, its values or error, its end."""
-    events: list[tuple[str, bytes]] = [
-        ("metadata", dumps({"run_id": run.id, "attempt": run.attempts})),
-        (GAP, dumps({"run_id": run.id, "events": None, "reason": "expired"})),
-    ]
-    if values is not None:
-        events.append(("values", values))
-    if run.error is not None:
-        events.append(("error", dumps(run.error)))
-    events.append(("end", dumps({"run_id": run.id, "status": run.status, "stop_reason": run.stop_reason})))
-    return [Frame.make(run.epoch, LAST_SEQ - len(events) + i, event, data) for i, (event, data) in enumerate(events, 1)]

@@ -198,7 +198,7 @@ def result(
     """A JSON response that is kept alive until the run has ended. `gone` is called if the client does not wait for it."""
 
     async def values() -> bytes | None:
-        return await runs.thread_values(run.thread_id)
+        return await runs.endings.values(run.thread_id)
 
     body = final_result(frames or runs.follow(run.id), fallback=values)
     return KeptAlive(body, media_type="application/json", headers=locations(run, "join"), on_disconnect=gone)

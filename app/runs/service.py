@@ -20,11 +20,11 @@ from app.graphs.registry import Graphs
 from app.runs import lookup, queue
 from app.runs.cancel import Canceller
 from app.runs.claims import Claims, Execution
+from app.runs.endings import RunEndings
 from app.runs.jobs import Jobs
 from app.runs.models import TERMINAL, CancelAction, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
 from app.runs.request import own_metadata, run_kwargs
-from app.runs.results import forgotten
 from app.runs.schemas import RunCreate
 from app.runs.shortcut import Shortcut
 from app.runs.worker import Worker
@@ -41,12 +41,6 @@ BUSY = text("""
 UPDATE threads SET status = 'busy', updated_at = now(), error = NULL, metadata = metadata || CAST(:ran AS jsonb)
 WHERE id = :id
 """)
-VALUES = text("""
-SELECT "values"::text FROM threads WHERE id = :id AND (CAST(:run AS uuid) IS NULL OR NOT EXISTS (
-    SELECT 1 FROM runs later JOIN runs mine ON mine.id = :run
-    WHERE later.thread_id = :id AND later.started_at > mine.started_at
-))
-""")
 SUMMARY = ("metadata", "error", "end")
 
 
@@ -57,6 +51,7 @@ class RunService:
     settings: Settings
     database: Database
     events: EventLog
+    endings: RunEndings
     graphs: Graphs
     assistants: AssistantService
     threads: ThreadService
@@ -221,12 +216,6 @@ class RunService:
             query = query.order_by(Run.created_at.desc(), Run.id.desc()).limit(limit).offset(offset)
             return list((await tx.execute(query)).scalars())
 
-    async def ended(self, run_id: UUID) -> bool:
-        """Whether a run will write no more events: asked by the event log for streams of other processes."""
-        async with self.database.transaction() as tx:
-            status = await tx.scalar(select(Run.status).where(Run.id == run_id))
-        return status is None or status in TERMINAL
-
     # -- events
 
     def follow(self, run_id: UUID, *, modes: frozenset[str] | None = None) -> AsyncIterator[list[Frame]]:
@@ -243,18 +232,12 @@ class RunService:
         if run.status not in TERMINAL:
             return self.events.subscribe(run.id, after=after, live_only=after is None, modes=modes)
         if await self.events.newest(run.id) == START:
-            return _once(forgotten(run, await self.thread_values(run.thread_id, run.id)))
+            return _once(await self.endings.told(run.id))
         if after is not None:
             return self.events.subscribe(run.id, after=after, modes=modes)
         frames = [f async for batch in self.events.subscribe(run.id, after=None) for f in batch]
         last = next((f for f in reversed(frames) if f.event == "values"), None)
         return _once([f for f in frames if f.event in SUMMARY or f is last])
-
-    async def thread_values(self, thread_id: UUID, left_by: UUID | None = None) -> bytes | None:
-        """The thread's values as JSON, for a result whose stream had none. `left_by`: only if they are this run's."""
-        async with self.database.transaction() as tx:
-            values = await tx.scalar(VALUES, {"id": thread_id, "run": left_by})
-        return values.encode() if values else None
 
     # -- deleting runs
 

@@ -1,90 +1,67 @@
-"""The event log: what clients saw of a run, append-only, in Postgres.
+"""The event log: what clients saw of a run, append-only, the same for every reader on every replica.
 
-Publishing hands events to readers in this process at once and to the table in groups, one statement for all runs of the
-process. Readers on other replicas are woken by NOTIFY, which carries ids only and is but a hint. A reader that is behind
-what memory holds reads the table, so that slow readers cost neither the run nor each other anything.
+Publishing hands events to readers in this process at once and to the store in groups. A reader that is behind what memory
+holds reads the store. Knows nothing of where the events are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 from uuid import UUID
 
 import orjson
-import structlog
 from psycopg import Error as DatabaseError
 from psycopg_pool import PoolTimeout
-from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.engine import Database, after_commit, hint
-from app.db.listen import Listener
-from app.streaming.channel import START, Channel, Frame, Id, Subscription, Topic
-from app.streaming.writer import EVENTS_CHANNEL, RunWriter
+from app.streaming.channel import START, Channel, Frame, Id, Topic
+from app.streaming.flusher import Flusher
+from app.streaming.store import Endings, EventStore
+from app.streaming.subscription import Subscription
+from app.streaming.writer import RunWriter
 
-log = structlog.get_logger(__name__)
-
-NOTIFY_IDS = 200
-"""Run ids in one notification: Postgres takes less than 8000 bytes."""
-FLUSH_EVENTS = 2000
-
-# One round trip. `set_config` is evaluated before the commit, so that this commit does not wait for the disk: after a crash
-# of Postgres the last moments of a stream may be missing, never its end, which is written with the run's own transaction.
-FLUSH = """
-WITH relaxed AS (SELECT set_config('synchronous_commit', 'off', true)),
-written AS (
-    INSERT INTO run_events (run_id, epoch, seq, event, data)
-    SELECT e.* FROM unnest(%b::uuid[], %b::int[], %b::int[], %b::text[], %b::text[]) AS e (run_id, epoch, seq, event, data)
-    JOIN runs r ON r.id = e.run_id AND r.epoch = e.epoch
-    ON CONFLICT DO NOTHING
-)
-SELECT pg_notify(%s, ids) FROM unnest(%b::text[]) AS ids, relaxed
-"""
-CLOSE = text("""
-INSERT INTO run_events (run_id, epoch, seq, event, data)
-SELECT :run_id, :epoch, coalesce(max(seq), 0) + 1, 'end', :data FROM run_events WHERE run_id = :run_id AND epoch = :epoch
-RETURNING seq
-""")
-READ = """
-SELECT epoch, seq, event, data FROM run_events
-WHERE run_id = %s AND (epoch, seq) > (%s, %s) ORDER BY epoch, seq LIMIT %s
-"""
-NEWEST = "SELECT epoch, seq FROM run_events WHERE run_id = %s ORDER BY epoch DESC, seq DESC LIMIT 1"
+T = TypeVar("T")
+LAST_FLUSH_SECONDS = 1.0
 
 
 class EventLog:
-    """Publishes and reads events. `ended(run_id)` tells whether a run will write no more; it is set after construction."""
+    """Publishes and reads events."""
 
     def __init__(
-        self, database: Database, listener: Listener, *, heartbeat_seconds: float = 5.0, flush_seconds: float = 0.02
+        self, store: EventStore, endings: Endings, *, heartbeat_seconds: float = 5.0, flush_seconds: float = 0.02
     ) -> None:
-        self._database = database
+        self.store = store
+        self.endings = endings
+        self.outages: tuple[type[Exception], ...] = (*store.outages, DatabaseError, DBAPIError, PoolTimeout, TimeoutError)
+        self.patience = max(heartbeat_seconds, 1.0)
+        """Seconds that a reader waits for the store before it looks to its heartbeat."""
+        self.stopping = False
         self._heartbeat = heartbeat_seconds
-        self._window = flush_seconds
         self._topics: dict[UUID, Topic] = {}
-        self._dirty: dict[UUID, RunWriter] = {}
-        self._work = asyncio.Event()
-        self._in_flight: asyncio.Future[None] | None = None
-        self._stopping = False
-        self.ended: Callable[[UUID], Awaitable[bool]] = _never
-        listener.subscribe(EVENTS_CHANNEL, self._notified)
+        self._flusher = Flusher(store, flush_seconds)
+        self._asked: dict[Hashable, asyncio.Task[Any]] = {}
+        store.attach(self._woken)
 
     # -- writing
 
     def open(self, run_id: UUID, epoch: int) -> RunWriter:
         """Begin to write a run's events under the epoch of its claim."""
         topic = self._topic(run_id)
-        topic.channel = Channel(epoch)
-        topic.wake(look=True)
-        return RunWriter(self, topic, run_id, epoch)
+        if topic.tail is not None:
+            self.store.unfollow(run_id)
+            topic.tail = None
+        topic.channel = channel = Channel.of_claim(epoch)
+        topic.look()
+        return RunWriter(self, self._flusher, topic, channel, run_id, epoch)
 
-    async def close(self, tx: AsyncSession, run_id: UUID, epoch: int) -> None:
+    async def close(self, tx: AsyncSession, run_id: UUID) -> None:
         """Write the end of a run that was cancelled while it waited; its readers stop after the commit."""
         data = orjson.dumps({"run_id": str(run_id), "status": "interrupted", "stop_reason": "cancelled"})
-        await tx.execute(CLOSE, {"run_id": run_id, "epoch": epoch, "data": data.decode()})
-        hint(tx, EVENTS_CHANNEL, str(run_id))
-        after_commit(tx, lambda: self._notified(str(run_id)))
+        await self.store.close(tx, run_id, data)
 
     # -- reading
 
@@ -98,106 +75,92 @@ class EventLog:
         """
         return Subscription(self, self._topic(run_id), run_id, after or START, live_only=live_only, modes=modes)
 
-    async def read_after(self, run_id: UUID, after: Id, limit: int = 1000) -> list[Frame]:
-        """Frames of a run behind an id, from the table."""
-        async with self._database.pool.connection() as connection:
-            rows = await (await connection.execute(READ, [run_id, *after, limit])).fetchall()
-        return [Frame.make(row["epoch"], row["seq"], row["event"], row["data"].encode()) for row in rows]
-
     async def newest(self, run_id: UUID) -> Id:
-        """Id of the last frame in the table."""
-        async with self._database.pool.connection() as connection:
-            row = await (await connection.execute(NEWEST, [run_id])).fetchone()
-        return (row["epoch"], row["seq"]) if row else START
+        """Id of the last frame that can be read again. START if there is none, or a store beside the database is away."""
+        try:
+            return await self.store.newest(run_id)
+        except self.store.outages:
+            if self.store.atomic:
+                raise
+            return START
 
     def shut(self) -> None:
         """End all streams: the server stops. Clients come back with their last id."""
-        self._stopping = True
+        self.stopping = True
         for topic in tuple(self._topics.values()):
             topic.wake()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether streams are to end."""
-        return self._stopping
 
     # -- inner life
 
     async def run(self) -> None:
         """Flush and beat until cancelled; then flush what is left."""
-        beat = asyncio.create_task(self._beat(), name="heartbeat")
+        work = {"event-store": self.store.run(), "heartbeat": self._beat(), "flusher": self._flusher.run()}
+        tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in work.items()]
         try:
-            while True:
-                await self._work.wait()
-                await asyncio.sleep(self._window)
-                await self._flush()
+            await asyncio.gather(*tasks)
         finally:
-            beat.cancel()
-            await self._flush(patient=False)
+            await _cancelled(*tasks, *self._asked.values())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_FLUSH_SECONDS):
+                    await self._flusher.flush(patient=False)
 
     async def _beat(self) -> None:
         """One timer for all streams."""
-        while True:
-            await asyncio.sleep(self._heartbeat)
-            for topic in tuple(self._topics.values()):
-                topic.wake(tick=True)
+        checking: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(self._heartbeat)
+                for run_id, topic in tuple(self._topics.items()):
+                    topic.tick()
+                    self.forget(run_id)  # readers may have gone without a word
+                if checking is None or checking.done():
+                    checking = asyncio.create_task(self._check(), name="events-check")
+        finally:
+            if checking is not None:
+                await _cancelled(checking)
 
-    async def _flush(self, *, patient: bool = True) -> None:
-        """Write what waits, for all runs, in one statement each round. A failure is retried; it never blocks a run."""
-        delay = 0.1
-        while self._dirty:
-            writers = list(self._dirty.values())
-            self._dirty.clear()
-            self._work.clear()
-            batches = [(w, w.take(FLUSH_EVENTS)) for w in writers]
-            self._in_flight = asyncio.get_running_loop().create_future()
-            written = False
-            try:
-                await self._write(batches)
-                written = True
-            except (DatabaseError, PoolTimeout) as error:
-                log.warning("events_not_flushed", error=str(error), retry_in=delay)
-            finally:
-                for writer, frames in batches:
-                    writer.flushed(frames) if written else writer.put_back(frames)
-                self._in_flight.set_result(None)
-                self._in_flight = None
-            if not written:
-                if not patient:
-                    return
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 2.0)
-
-    async def _write(self, batches: Iterable[tuple[RunWriter, list[Frame]]]) -> None:
-        rows = [(w.run_id, f) for w, frames in batches for f in frames]
-        if not rows:
+    async def _check(self) -> None:
+        """Find out about runs that are read here and not written here: whether they are over, and what was missed."""
+        topics = {id_: topic for id_, topic in self._topics.items() if topic.channel is None and topic.readers}
+        if not topics:
             return
-        ids = [str(run_id) for run_id in dict.fromkeys(run_id for run_id, _ in rows)]
-        groups = [",".join(ids[i : i + NOTIFY_IDS]) for i in range(0, len(ids), NOTIFY_IDS)]
-        columns = [
-            [run_id for run_id, _ in rows],
-            [f.epoch for _, f in rows],
-            [f.seq for _, f in rows],
-            [f.event for _, f in rows],
-            [f.data.decode() for _, f in rows],
-        ]
-        async with self._database.pool.connection() as connection:
-            await connection.execute(FLUSH, [*columns, EVENTS_CHANNEL, groups])
+        with suppress(*self.outages):
+            await self.ask([id_ for id_, topic in topics.items() if topic.over is None])
+            self._woken([id_ for id_, topic in topics.items() if topic.over is not None], True)
+            self._woken(await self.store.behind({id_: topic.read for id_, topic in topics.items()}), True)
 
-    async def settled(self) -> None:
-        """Wait for the flush in flight, if there is one."""
-        if self._in_flight is not None:
-            await self._in_flight
+    async def ask(self, run_ids: Sequence[UUID]) -> None:
+        """Find out which of these runs are over."""
+        if not run_ids:
+            return
+        now = asyncio.get_running_loop().time()
+        for run_id, seconds in (await self.endings.ended(run_ids)).items():
+            topic = self._topics.get(run_id)
+            if topic is not None and topic.over is None:
+                topic.over = now - seconds
+                topic.look()
 
-    def mark(self, writer: RunWriter) -> None:
-        """A writer has something to flush."""
-        self._dirty[writer.run_id] = writer
-        self._work.set()
+    async def read(self, run_id: UUID, after: Id, looks: int, limit: int) -> list[Frame]:
+        """Frames behind an id, from the store. Readers at the same place who look for the same reason share one reading."""
+        return await self._shared((run_id, after, looks), lambda: self.store.read(run_id, after, limit))
 
-    def unmark(self, writer: RunWriter) -> None:
-        """A writer flushes by itself from here on."""
-        if self._dirty.get(writer.run_id) is writer:
-            del self._dirty[writer.run_id]
+    async def end_of(self, run_id: UUID, looks: int) -> Id:
+        """Id of the last frame in the store."""
+        return await self._shared((run_id, looks), lambda: self.store.newest(run_id))
+
+    async def _shared(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the store answers, asked once for all who want the same, and in a task that no reader's leaving disturbs."""
+        task = self._asked.get(key)
+        if task is None:
+            task = self._asked[key] = asyncio.create_task(ask(), name="event-store-read")
+
+            def done(task: asyncio.Task[T]) -> None:
+                self._asked.pop(key, None)
+                if not task.cancelled():
+                    task.exception()  # it may be that nobody waits any more
+
+            task.add_done_callback(done)
+        return await asyncio.shield(task)
 
     def _topic(self, run_id: UUID) -> Topic:
         topic = self._topics.get(run_id)
@@ -210,18 +173,22 @@ class EventLog:
         topic = self._topics.get(run_id)
         if topic is not None and topic.idle:
             del self._topics[run_id]
+            if topic.tail is not None:
+                self.store.unfollow(run_id)
 
-    def _notified(self, payload: str | None) -> None:
+    def _woken(self, run_ids: Iterable[UUID] | None, look: bool) -> None:
         """Something was written elsewhere, or (None) may have been."""
-        topics = (
-            self._topics.values()
-            if payload is None
-            else (t for id_ in payload.split(",") if (t := self._topics.get(UUID(id_))) is not None)
-        )
+        topics = self._topics.values() if run_ids is None else [t for id_ in run_ids if (t := self._topics.get(id_))]
         for topic in tuple(topics):
             if topic.channel is None:
-                topic.wake(look=True)
+                topic.look() if look else topic.wake()
 
 
-async def _never(_: UUID) -> bool:
-    return False
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks until they have ended. `asyncio.wait_for` of Python 3.11, which libraries use, may lose a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)
