@@ -65,7 +65,7 @@ class WriteQueue:
         try:
             await operation.done
         except asyncio.CancelledError:
-            if operation.done.cancelled() and self._open:
+            if operation.done.cancelled() and self._open and not operation.answered:
                 operation.done = asyncio.get_running_loop().create_future()
                 self._follow(thread_id, operation.done)  # it is on its way all the same
             raise
@@ -147,6 +147,7 @@ class WriteQueue:
                     raise error
                 await self._execute([operation])
             except Exception as own:
+                operation.answered = True
                 if not operation.done.done():
                     operation.done.set_exception(own)
             else:
@@ -160,5 +161,6 @@ class WriteQueue:
 
 def _release(batch: list[Operation]) -> None:
     for operation in batch:
+        operation.answered = True  # also to a caller that was cancelled just now, and has not heard of it
         if not operation.done.done():
             operation.done.set_result(None)

@@ -37,6 +37,8 @@ class Operation:
     """Rows that are written together or not at all, and who waits for them."""
 
     done: asyncio.Future[None]
+    answered: bool = False
+    """Whether its rows are committed, or have failed for good."""
     blobs: list[Row] = field(default_factory=list)
     kept: list[Row] = field(default_factory=list)
     """Writes of tasks: the first of a key stays."""

@@ -19,6 +19,7 @@ from langgraph.types import Command, Send, interrupt
 from app.db.engine import Database
 from app.graphs.review import LeaseLost
 from app.graphs.saver import NEW_THREAD, Saver
+from app.graphs.saver_queue import WriteQueue
 
 
 class State(TypedDict):
@@ -155,3 +156,17 @@ async def test_deleting_a_thread_leaves_nothing_of_it(saver: Saver) -> None:
     await graph(saver).ainvoke({"log": ["in"]}, config)
     await saver.adelete_thread(config["configurable"]["thread_id"])
     assert await saver.aget_tuple(config) is None
+
+
+async def test_a_write_that_is_answered_while_its_caller_is_cancelled_is_not_waited_for(database: Database) -> None:
+    """The caller hears of the cancellation a turn of the loop later, when nobody will answer any more."""
+    queue = WriteQueue(database.pool, lambda: True)
+    operation = queue.operation()
+    caller = asyncio.create_task(queue.write("thread", operation))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await queue._isolate([operation], ValueError("as the flusher does, with what it took before"))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    async with asyncio.timeout(5):
+        await queue.settle("thread")
