@@ -13,6 +13,7 @@ from app.codec import dumps
 from app.db.engine import Database
 from app.runs.models import Run, StopReason
 from app.streaming.channel import GAP, Frame
+from app.streaming.store import Reason
 
 LAST_SEQ = 2**31 - 1
 """Ids of what is told of such a run lie behind all that it can have had."""
@@ -41,7 +42,7 @@ class RunEndings:
             rows = await (await connection.execute(ENDED, [list(run_ids)])).fetchall()
         return {row["id"]: max(0.0, row["seconds"]) for row in rows}
 
-    async def told(self, run_id: UUID) -> list[Frame]:
+    async def told(self, run_id: UUID, reason: Reason) -> list[Frame]:
         """See Endings."""
         async with self.database.transaction() as tx:
             run = await tx.get(Run, run_id)
@@ -50,9 +51,11 @@ class RunEndings:
             return []
         values, interrupts = row or (None, None)
         if interrupts and run.stop_reason in (StopReason.human_input, StopReason.breakpoint):
-            asked = [interrupt for of_task in orjson.loads(interrupts).values() for interrupt in of_task]
+            asked = [
+                {"response_schema": None} | interrupt for of_task in orjson.loads(interrupts).values() for interrupt in of_task
+            ]
             values = dumps({**orjson.loads(values or "{}"), "__interrupt__": asked}).decode()
-        return _told(run, values.encode() if values else None)
+        return _told(run, values.encode() if values else None, reason)
 
     async def values(self, thread_id: UUID) -> bytes | None:
         """The thread's values as JSON, for a result whose stream had none."""
@@ -61,10 +64,10 @@ class RunEndings:
         return row[0].encode() if row and row[0] else None
 
 
-def _told(run: Run, values: bytes | None) -> list[Frame]:
+def _told(run: Run, values: bytes | None, reason: Reason) -> list[Frame]:
     events: list[tuple[str, bytes]] = [
         ("metadata", dumps({"run_id": run.id, "attempt": run.attempts})),
-        (GAP, dumps({"run_id": run.id, "events": None, "reason": "expired"})),
+        (GAP, dumps({"run_id": run.id, "events": None, "reason": reason})),
     ]
     if values is not None:
         events.append(("values", values))

@@ -24,12 +24,12 @@ from app.runs.endings import RunEndings
 from app.runs.jobs import Jobs
 from app.runs.models import TERMINAL, CancelAction, Run, RunKind, RunStatus, StopReason
 from app.runs.ports import InboxPort
-from app.runs.request import own_metadata, run_kwargs
+from app.runs.request import own_metadata, run_kwargs, traceparent
 from app.runs.schemas import RunCreate
 from app.runs.shortcut import Shortcut
 from app.runs.worker import Worker
 from app.settings import Settings
-from app.streaming.channel import START, Frame
+from app.streaming.channel import Frame
 from app.streaming.log import EventLog
 from app.threads.messages import named_messages
 from app.threads.models import Thread, ThreadStatus
@@ -147,8 +147,10 @@ class RunService:
             .limit(1)
         )
         inherited = dict(asked.kwargs) if asked is not None else {}
-        for key in ("input", "command", "checkpoint", "after_seconds", "watchers"):
+        for key in ("input", "command", "checkpoint", "after_seconds", "watchers", "traceparent"):
             inherited.pop(key, None)
+        if (answering := traceparent.get()) is not None:
+            inherited["traceparent"] = answering
         if request is not None:
             inherited |= {"stream_mode": list(request.stream_mode), "stream_subgraphs": request.stream_subgraphs}
             inherited |= {"webhook": request.webhook} if request.webhook else {}
@@ -231,8 +233,8 @@ class RunService:
         """
         if run.status not in TERMINAL:
             return self.events.subscribe(run.id, after=after, live_only=after is None, modes=modes)
-        if await self.events.newest(run.id) == START:
-            return _once(await self.endings.told(run.id))
+        if (reason := await self.events.lacking(run.id)) is not None:
+            return _once(await self.endings.told(run.id, reason))
         if after is not None:
             return self.events.subscribe(run.id, after=after, modes=modes)
         frames = [f async for batch in self.events.subscribe(run.id, after=None) for f in batch]

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.streaming.channel import START, Channel, Frame, Id, Topic
 from app.streaming.flusher import Flusher
-from app.streaming.store import Endings, EventStore
+from app.streaming.store import Endings, EventStore, Reason
 from app.streaming.subscription import Subscription
 from app.streaming.writer import RunWriter
 
@@ -75,14 +75,14 @@ class EventLog:
         """
         return Subscription(self, self._topic(run_id), run_id, after or START, live_only=live_only, modes=modes)
 
-    async def newest(self, run_id: UUID) -> Id:
-        """Id of the last frame that can be read again. START if there is none, or a store beside the database is away."""
+    async def lacking(self, run_id: UUID) -> Reason | None:
+        """Why nothing of a finished run can be read again. None if something can."""
         try:
-            return await self.store.newest(run_id)
+            return None if await self.store.newest(run_id) != START else "expired"
         except self.store.outages:
             if self.store.atomic:
                 raise
-            return START
+            return "unavailable"
 
     def shut(self) -> None:
         """End all streams: the server stops. Clients come back with their last id."""

@@ -6,7 +6,7 @@ A store keeps the events of a run in the order of their ids. Events of a claim t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,6 +15,8 @@ from app.streaming.channel import Channel, Frame, Id
 
 Batch = tuple[UUID, Sequence[Frame]]
 """Frames of one claim of a run, in order and at least one."""
+Reason = Literal["expired", "not_stored", "unavailable"]
+"""Why events are missing: they are too old, they never got into the store, or the store is away."""
 Woken = Callable[[Iterable[UUID] | None, bool], None]
 """Told of runs (None: of all) that something was written elsewhere; the flag says whether the store must be read for it."""
 
@@ -66,7 +68,7 @@ class Endings(Protocol):
     async def ended(self, run_ids: Sequence[UUID]) -> dict[UUID, float]:
         """Those which will write no more events, with the seconds since; 0 if that is not known."""
 
-    async def told(self, run_id: UUID) -> list[Frame]:
+    async def told(self, run_id: UUID, reason: Reason) -> list[Frame]:
         """How a run ended, for readers whose events are not to be had: a notice, its values or error, its end.
 
         Nothing of a run that is not there any more.

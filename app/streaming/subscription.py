@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from app.streaming.channel import GAP, START, Frame, Id, Topic
+from app.streaming.store import Reason
 
 if TYPE_CHECKING:
     from app.streaming.log import EventLog
@@ -99,7 +100,7 @@ class Subscription:
                     self._find_end = False
                 frames = await events.read(self._run_id, self._position, looks, BATCH)
         except events.outages:  # the stream outlives the outage: the next heartbeat looks again
-            return None if events.store.atomic or topic.over is None else await self._tell()
+            return None if events.store.atomic or topic.over is None else await self._tell("unavailable")
         if frames:
             topic.read = max(topic.read, frames[-1].id)
             return frames
@@ -109,18 +110,18 @@ class Subscription:
             self._position = channel.since
             return []
         if over is not None and (events.store.atomic or asyncio.get_running_loop().time() - over >= GRACE):
-            return await self._tell()
+            return await self._tell("not_stored")
         self._looks = looks
         if channel is None and topic.tail is None:
             topic.tail = events.store.follow(self._run_id, self._position)
         return None
 
-    async def _tell(self) -> list[Frame] | None:
-        """The run is over and the store does not have its end."""
+    async def _tell(self, reason: Reason) -> list[Frame] | None:
+        """The run is over, and the store does not have its end."""
         told: list[Frame] = []
         if not self._events.store.atomic:
             try:
-                told = await self._events.endings.told(self._run_id)
+                told = await self._events.endings.told(self._run_id, reason)
             except self._events.outages:
                 return None
         frames = [f for f in told if f.id > self._position and (self._position == START or f.event != "metadata")]
