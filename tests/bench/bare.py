@@ -38,7 +38,7 @@ async def measure(graph: Any, *, runs: int, concurrency: int) -> dict[str, Any]:
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
-        "scenario": f"bare c{concurrency}",
+        "concurrency": concurrency,
         "per_second": round(runs / wall, 1),
         "first_event_ms": milliseconds(firsts),
         "last_event_ms": milliseconds(lasts),

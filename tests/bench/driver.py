@@ -10,7 +10,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,26 @@ class Client:
                 raise Failed(f"threads: {response.status} {(await response.text())[:200]}")
             return str(orjson.loads(await response.read())["thread_id"])
 
+    async def json(self, method: str, path: str, body: Any = None) -> Any:
+        """One request; its answer."""
+        async with self._session.request(method, path, json=body) as response:
+            if response.status >= 300:
+                raise Failed(f"{method} {path}: {response.status} {(await response.text())[:200]}")
+            return orjson.loads(await response.read())
+
+    async def raw(self, path: str, body: Any = None) -> bytes:
+        """A stream, whole: of a new run, or of one that is there."""
+        how: dict[str, Any] = {"json": body} if body is not None else {"headers": {"Last-Event-ID": "-1"}}
+        async with self._session.request("GET" if body is None else "POST", path, **how) as response:
+            return await response.read()
+
+    async def first_event(self, path: str) -> None:
+        """Join a stream and read its first event."""
+        async with self._session.get(path, headers={"Last-Event-ID": "-1"}) as response:
+            async for chunk in response.content.iter_any():
+                if b"event: " in chunk:
+                    return
+
     async def run(self, thread: str, body: dict[str, Any], expected: bytes) -> tuple[float, float]:
         """Stream a run; seconds to its first event and to its end."""
         start = time.perf_counter()
@@ -92,7 +113,9 @@ class Client:
         return first, time.perf_counter() - start
 
 
-async def measure(url: str, scenario: str, *, runs: int, concurrency: int, pids: list[int]) -> dict[str, Any]:
+async def measure(
+    url: str, scenario: str, *, runs: int, concurrency: int, pids: list[int], assistant: str = "bench_react"
+) -> dict[str, Any]:
     """Run a scenario: `stream` is one run on a new thread, `hitl` is a run to its question, the answer, and the rest."""
     firsts: list[float] = []
     lasts: list[float] = []
@@ -100,7 +123,7 @@ async def measure(url: str, scenario: str, *, runs: int, concurrency: int, pids:
 
     async def stream(client: Client) -> None:
         thread = await client.thread()
-        first, last = await client.run(thread, {**body, "assistant_id": "bench_react", "input": QUESTION}, b"sunny")
+        first, last = await client.run(thread, {**body, "assistant_id": assistant, "input": QUESTION}, b"sunny")
         firsts.append(first)
         lasts.append(last)
 
@@ -116,9 +139,7 @@ async def measure(url: str, scenario: str, *, runs: int, concurrency: int, pids:
     one: Callable[[Client], Awaitable[None]] = {"stream": stream, "hitl": hitl}[scenario]
     errors: Counter[str] = Counter()
     jobs = iter(range(runs))
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
-    async with aiohttp.ClientSession(url, connector=connector, read_bufsize=2**18) as session:
-        client = Client(session)
+    async with connected(url) as client:
 
         async def worker() -> None:
             for _ in jobs:
@@ -131,10 +152,114 @@ async def measure(url: str, scenario: str, *, runs: int, concurrency: int, pids:
         await asyncio.gather(*(worker() for _ in range(concurrency)))
         wall, cpu = time.perf_counter() - start, cpu_seconds(pids) - before
     return {
-        "scenario": f"{scenario} c{concurrency}",
         "per_second": round(len(lasts) / wall, 1),
         "first_event_ms": milliseconds(firsts),
         "last_event_ms": milliseconds(lasts),
         "cpu_ms": round(cpu * 1e3 / runs, 2),
         "errors": dict(errors),
     }
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    """A client of a server."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+    async with aiohttp.ClientSession(url, connector=connector, read_bufsize=2**18) as session:
+        yield Client(session)
+
+
+async def decisions(url: str, count: int) -> dict[str, Any]:
+    """From sending an answer to the first event of the run that carries it."""
+    took: list[float] = []
+    async with connected(url) as client:
+        for _ in range(count):
+            thread = await client.thread()
+            body = {"assistant_id": "bench_hitl", "input": QUESTION, "stream_mode": ["updates"]}
+            await client.run(thread, body, b"__interrupt__")
+            [item] = (await client.json("GET", f"/inbox?thread_id={thread}"))["items"]
+            start = time.perf_counter()
+            decided = await client.json("POST", f"/inbox/{item['id']}/response", {"type": "accept"})
+            await client.first_event(f"/threads/{thread}/runs/{decided['run_id']}/stream")
+            took.append(time.perf_counter() - start)
+    return {"first_event_ms": milliseconds(took)}
+
+
+async def tokens(url: str) -> dict[str, Any]:
+    """Events of one stream per second."""
+    async with connected(url) as client:
+        thread = await client.thread()
+        body = {"assistant_id": "bench_tokens", "input": QUESTION, "stream_mode": ["messages-tuple"]}
+        start = time.perf_counter()
+        seen = await client.raw(f"/threads/{thread}/runs/stream", body)
+        wall = time.perf_counter() - start
+    return {"events_per_second": round(seen.count(b"event: ") / wall)}
+
+
+async def fan_out(url: str, readers: int, pids: list[int]) -> dict[str, Any]:
+    """CPU of the server while so many clients read one run."""
+    async with connected(url) as client:
+        thread = await client.thread()
+        before = cpu_seconds(pids)
+        body = {"assistant_id": "bench_paced", "input": QUESTION, "stream_mode": ["messages-tuple"]}
+        run = (await client.json("POST", f"/threads/{thread}/runs", body))["run_id"]
+        path = f"/threads/{thread}/runs/{run}/stream"
+        lengths = {len(seen) for seen in await asyncio.gather(*(client.raw(path) for _ in range(readers)))}
+    if len(lengths) != 1:
+        raise Failed(f"readers saw different streams: {lengths}")
+    return {"cpu_ms": round((cpu_seconds(pids) - before) * 1e3, 1)}
+
+
+async def long_thread(url: str, assistant: str, turns: int, pids: list[int]) -> dict[str, Any]:
+    """Wall and CPU time of early and late turns of one thread, medians of ten."""
+    walls, cpus = [], []
+    async with connected(url) as client:
+        thread = await client.thread()
+        for _ in range(turns):
+            body = {"assistant_id": assistant, "input": QUESTION, "stream_mode": ["updates", "messages-tuple"]}
+            before = cpu_seconds(pids)
+            _, last = await client.run(thread, body, b"sunny")
+            walls.append(last)
+            cpus.append(cpu_seconds(pids) - before)
+    early, late = slice(2, 12), slice(turns - 10, turns)
+
+    def mean(values: list[float]) -> float:
+        return round(sum(values) / len(values) * 1e3, 2)  # CPU ticks are coarse: no medians of them
+
+    return {
+        "thread": thread,
+        "early_ms": round(sorted(walls[early])[5] * 1e3, 2),
+        "late_ms": round(sorted(walls[late])[5] * 1e3, 2),
+        "early_cpu_ms": mean(cpus[early]),
+        "late_cpu_ms": mean(cpus[late]),
+    }
+
+
+async def idle(url: str, streams: int, pids: list[int], *, seconds: float = 10.0) -> dict[str, Any]:
+    """Memory and CPU of streams on which nothing happens."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=aiohttp.ClientTimeout(None)) as session:
+        client = Client(session)
+        thread = await client.thread()
+        body = {"assistant_id": "bench_idle", "input": QUESTION}
+        run = (await client.json("POST", f"/threads/{thread}/runs", body))["run_id"]
+        path = f"/threads/{thread}/runs/{run}/stream"
+        await client.first_event(path)
+        before = resident(pids)
+        opened = [await session.get(path, headers={"Last-Event-ID": "-1"}) for _ in range(streams)]
+        await asyncio.sleep(3)
+        memory, start = resident(pids) - before, cpu_seconds(pids)
+        await asyncio.sleep(seconds)
+        cpu = cpu_seconds(pids) - start
+        for response in opened:
+            response.close()
+        await session.post(f"/threads/{thread}/runs/{run}/cancel")
+    return {"core": round(cpu / seconds, 4), "kb_per_stream": round(memory / streams / 1024, 1)}
+
+
+def resident(pids: list[int]) -> int:
+    """Bytes of memory of processes."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total

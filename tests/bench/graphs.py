@@ -1,10 +1,12 @@
 """Deterministic graphs without latency, served and run bare alike: what is measured is everything but the model.
 
-`react`: call 1 asks for a tool, call 2 answers. `hitl`: the same, but the tool first asks a human.
+`react`: call 1 asks for a tool, call 2 answers. `hitl`: the same, but the tool first asks a human. `tokens` says 5,000 words
+as fast as it can, `paced` says 2,000 in two seconds, `idle` says nothing for an hour.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -75,3 +77,22 @@ def make(**options: Any) -> Any:
 
 react = make()
 hitl = create_agent(BenchModel(), [get_weather_reviewed])
+
+
+class Words(BenchModel):
+    """Says many words, with a pause after every so many."""
+
+    count: int
+    every: int = 0
+    pause: float = 0.0
+
+    async def _astream(self, messages: list[BaseMessage], *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
+        for i in range(self.count):
+            if self.every and i % self.every == 0:
+                await asyncio.sleep(self.pause)
+            yield ChatGenerationChunk(message=AIMessageChunk(content="word "))
+
+
+tokens = create_agent(Words(count=5000), [])
+paced = create_agent(Words(count=2000, every=20, pause=0.02), [])
+idle = create_agent(Words(count=1, every=1, pause=3600.0), [])

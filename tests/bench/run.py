@@ -1,9 +1,9 @@
 """Keyturn against bare LangGraph: the same graph, served and in process, in alternation, on one Postgres.
 
-    python tests/bench/run.py [-n RUNS] [--rounds ROUNDS]
+    ./run bench [--quick] [--rounds N] [--write docs/performance.md]
 
-Prints a table of medians: runs (or human-in-the-loop cycles) per second, time to the first and last event, and CPU time per
-run of the server or, for the bare graph, of its process. Compare ratios taken in one run on one machine.
+Prints what the project promises beside what was measured: medians over the rounds. Compare ratios taken in one run on one
+machine; CPU time of the server's processes is the steadiest figure on a busy one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import driver
+import psycopg
+from report import table, write
 
 from app.db.embedded import EmbeddedPostgres
 from app.db.migrate import migrate
@@ -32,89 +36,151 @@ from app.db.migrate import migrate
 HERE = Path(__file__).parent
 PORT = 8397
 URL = f"http://127.0.0.1:{PORT}"
-ROWS = ("stream c1", "stream c20", "hitl c20", "bare c1", "bare c20")
+KIND_REACT = {
+    "graph_id": "react",
+    "config": {
+        "configurable": {
+            "model": {
+                "provider": "scripted",
+                "params": {
+                    "rules": [
+                        {"if": "weather", "tool_calls": [{"name": "get_weather", "args": {"city": "Lisbon"}}]},
+                        {"after_tool": "get_weather", "reply": "The weather in Lisbon is sunny today ."},
+                    ]
+                },
+            },
+            "tools": ["get_weather"],
+        }
+    },
+}
+BYTES = """
+SELECT (SELECT coalesce(sum(length(blob)), 0) FROM checkpoint_blobs WHERE thread_id = %(id)s)
+     + (SELECT coalesce(sum(length(blob)), 0) FROM checkpoint_writes WHERE thread_id = %(id)s)
+"""
+Results = dict[str, list[dict[str, Any]]]
 
 
-def start(database_url: str) -> subprocess.Popen[bytes]:
-    """A server of the bench graphs, ready."""
+@contextlib.contextmanager
+def served(database_url: str, *, workers: int = 1) -> Iterator[list[int]]:
+    """A server of the bench graphs: the ids of its processes."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KEYTURN_")}
     environment |= {"DATABASE_URL": database_url, "KEYTURN_EXAMPLES": "0", "KEYTURN_LOG_LEVEL": "warning"}
-    options = ["--port", str(PORT), "--config", str(HERE / "langgraph.json")]
+    options = ["--port", str(PORT), "--config", str(HERE / "langgraph.json"), "--workers", str(workers)]
     server = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "serve", *options], env=environment, cwd=HERE.parents[1], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "app.cli", "serve", *options], env=environment, cwd=HERE.parents[1], stdout=subprocess.PIPE
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            urllib.request.urlopen(f"{URL}/ok", timeout=1).close()
-            return server
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    sys.exit("The server did not start.")
+    assert server.stdout is not None
+    if not server.stdout.readline():
+        sys.exit("The server did not start.")
+    try:
+        yield driver.tree(server.pid)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=30)
 
 
-def bare(database_url: str, runs: int) -> list[dict[str, Any]]:
-    """The floor, in a process of its own."""
+def post(path: str, body: Any) -> Any:
+    """One request."""
+    request = urllib.request.Request(URL + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return json.load(response)
+
+
+def bare(database_url: str, runs: int) -> dict[int, dict[str, Any]]:
+    """The floor, in a process of its own, by concurrency."""
     command = [sys.executable, str(HERE / "bare.py"), database_url, "-n", str(runs)]
-    return [
-        json.loads(line) for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    ]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {row["concurrency"]: row for row in map(json.loads, lines)}
 
 
-def table(results: list[dict[str, Any]]) -> None:
-    """Medians over the rounds."""
-    print(f"{'':12}{'per second':>12}{'first ms p50':>14}{'last ms p50':>13}{'p95':>9}{'CPU ms':>9}")
-    for row in ROWS:
-        mine = [r for r in results if r["scenario"] == row]
-        if not mine:
-            continue
+def one_round(database_url: str, runs: int, results: Results) -> None:
+    """Everything once, the floor in between."""
+    with served(database_url) as pids:
+        react = post("/assistants", KIND_REACT)["assistant_id"]
 
-        def median(*path: str, rows: list[dict[str, Any]] = mine) -> float:
-            values = [r[path[0]][path[1]] if len(path) > 1 else r[path[0]] for r in rows]
-            return statistics.median(values)
+        def measure(row: str, scenario: str, *, count: int, concurrency: int, assistant: str = "bench_react") -> None:
+            asyncio.run(driver.measure(URL, scenario, runs=20, concurrency=4, pids=pids, assistant=assistant))
+            found = driver.measure(URL, scenario, runs=count, concurrency=concurrency, pids=pids, assistant=assistant)
+            results[row].append(asyncio.run(found))
 
-        print(
-            f"{row:12}{median('per_second'):12.1f}{median('first_event_ms', 'p50'):14.1f}{median('last_event_ms', 'p50'):13.1f}"
-            f"{median('last_event_ms', 'p95'):9.1f}{median('cpu_ms'):9.2f}"
-        )
-        for result in mine:
-            for error, count in result["errors"].items():
-                print(f"  {count} × {error}")
-    by_row = {row: [r["per_second"] for r in results if r["scenario"] == row] for row in ROWS}
-    for served, floor in (("stream c1", "bare c1"), ("stream c20", "bare c20")):
-        if by_row[served] and by_row[floor]:
-            print(f"{served} / {floor}: {statistics.median(by_row[served]) / statistics.median(by_row[floor]):.2f} × the rate")
+        measure("stream c1", "stream", count=runs // 2, concurrency=1)
+        measure("stream c20", "stream", count=runs, concurrency=20)
+        floor = bare(database_url, runs)
+        results["bare c1"].append(floor[1])
+        results["bare c20"].append(floor[20])
+        measure("react c20", "stream", count=runs, concurrency=20, assistant=react)
+        measure("hitl c20", "hitl", count=runs // 2, concurrency=20)
+        results["decision"].append(asyncio.run(driver.decisions(URL, runs // 4)))
+        results["tokens"].append(asyncio.run(driver.tokens(URL)))
+        one, many = (asyncio.run(driver.fan_out(URL, n, pids)) for n in (1, 100))
+        results["fan-out"].append({"ratio": round(many["cpu_ms"] / max(one["cpu_ms"], 1.0), 2)})
+        long = asyncio.run(driver.long_thread(URL, react, 200, pids))
+        long["kb"] = round(stored(database_url, long.pop("thread")) / 1024)
+        long["kb_100"] = round(stored(database_url, asyncio.run(driver.long_thread(URL, react, 100, pids))["thread"]) / 1024)
+        results["long thread"].append(long)
+        results["idle"].append(asyncio.run(driver.idle(URL, 500, pids)))
+    with served(database_url, workers=2) as pids:
+        measure_two = driver.measure(URL, "stream", runs=runs, concurrency=20, pids=pids)
+        asyncio.run(driver.measure(URL, "stream", runs=20, concurrency=4, pids=pids))
+        results["two c20"].append(asyncio.run(measure_two))
+
+
+def stored(database_url: str, thread: str) -> int:
+    """Bytes that a thread takes in the saver's tables."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute(BYTES, {"id": thread}).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure."""
+    found: dict[str, Any] = {}
+    for key, value in rows[0].items():
+        if isinstance(value, dict) and key != "errors":
+            found[key] = median([row[key] for row in rows])
+        elif isinstance(value, int | float):
+            found[key] = statistics.median(row[key] for row in rows)
+    found["errors"] = [error for row in rows for error in row.get("errors", ())]
+    return found
 
 
 def main() -> None:
-    """Alternate between the server and the floor."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=200)
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="./run bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-n", type=int, default=200, help="runs of a measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--database-url", help="a migrated database to use instead of a new embedded one")
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this page, between its marks")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append every result as a line of JSON")
     args = parser.parse_args()
-    results: list[dict[str, Any]] = []
-    with contextlib.ExitStack() as stack:
-        url = args.database_url
-        if url is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            folder.chmod(0o711)  # started by root, Postgres runs as another account
-            folder.chmod(0o755)  # the account that runs Postgres must get in
-            url = stack.enter_context(EmbeddedPostgres(folder / "pg")).url()
-            asyncio.run(migrate(url))
-        server = start(url)
-        try:
-            for round_ in range(args.rounds):
-                pids = driver.tree(server.pid)
-                asyncio.run(driver.measure(URL, "stream", runs=20, concurrency=4, pids=pids))
-                for scenario, concurrency, runs in (("stream", 1, args.n // 2), ("stream", 20, args.n), ("hitl", 20, args.n)):
-                    results.append(asyncio.run(driver.measure(URL, scenario, runs=runs, concurrency=concurrency, pids=pids)))
-                results += bare(url, args.n)
-                print(f"round {round_ + 1} of {args.rounds}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(timeout=30)
-    table(results)
+    if (load := os.getloadavg()[0]) > 1.0:
+        print(f"This machine is busy (load {load:.1f}): what follows is too slow, and the ratios are noisy.", file=sys.stderr)
+    results: Results = defaultdict(list)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o711)  # started by root, Postgres runs as another account
+        with EmbeddedPostgres(folder / "pg") as postgres:
+            asyncio.run(migrate(postgres.url()))
+            rounds = 1 if args.quick else args.rounds
+            for number in range(rounds):
+                began = time.monotonic()
+                one_round(postgres.url(), 60 if args.quick else args.n, results)
+                took = time.monotonic() - began
+                print(f"round {number + 1} of {rounds}: {took:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    if args.out is not None:
+        with args.out.open("a") as lines:
+            lines.writelines(json.dumps({"row": row, **r}) + "\n" for row, found in results.items() for r in found)
+    medians = {row: median(found) for row, found in results.items()}
+    text = table(medians)
+    print(text)
+    for row, found in medians.items():
+        for error in found["errors"]:
+            print(f"{row}: {error}")
+    if args.write is not None:
+        write(args.write, text)
 
 
 if __name__ == "__main__":
