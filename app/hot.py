@@ -33,9 +33,10 @@ Call = Callable[[Request, Principal, tuple[str, ...], Any], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """A POST route: its path, the scope that it needs, its body, and how its endpoint is called."""
+    """A POST route: its path, by the router's template too, the scope that it needs, its body, and how it is called."""
 
     path: re.Pattern[str]
+    template: str
     scope: str
     body: type[BaseModel]
     call: Call
@@ -55,9 +56,9 @@ async def _wait(request: Request, principal: Principal, path: tuple[str, ...], b
 
 ID = "([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
 HOT = (
-    Hot(re.compile("/threads"), "threads:write", ThreadCreate, _threads),
-    Hot(re.compile(f"/threads/{ID}/runs/stream"), "runs:write", RunCreate, _stream),
-    Hot(re.compile(f"/threads/{ID}/runs/wait"), "runs:write", RunCreate, _wait),
+    Hot(re.compile("/threads"), "/threads", "threads:write", ThreadCreate, _threads),
+    Hot(re.compile(f"/threads/{ID}/runs/stream"), "/threads/{thread_id}/runs/stream", "runs:write", RunCreate, _stream),
+    Hot(re.compile(f"/threads/{ID}/runs/wait"), "/threads/{thread_id}/runs/wait", "runs:write", RunCreate, _wait),
 )
 
 
@@ -73,6 +74,7 @@ class HotRoutes:
             await self._app(scope, receive, send)
             return
         hot, path = found
+        scope["keyturn.route"] = hot.template  # what the router would have told in `route`
         replay = _Replay(receive)
         response = await self._answer(hot, path, scope, replay)
         if response is None:

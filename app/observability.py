@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from fastapi import APIRouter, Request
@@ -17,6 +18,9 @@ from app.db.migrate import is_current
 from app.errors import Unavailable
 from app.openapi import responses
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.telemetry import Telemetry
 
 router = APIRouter(tags=["server"])
 
@@ -53,6 +57,18 @@ def configure_logging(settings: Settings) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def find_telemetry() -> Telemetry | None:
+    """What tells OpenTelemetry of requests and runs, where its standard variables name a receiver."""
+    named = any(os.environ.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_", "METRICS_"))
+    if not named or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from app.telemetry import telemetry  # noqa: PLC0415 (an option, and slow to load)
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"OTEL_EXPORTER_OTLP_* is set, which needs the packages of `keyturn[telemetry]`: {error}.") from error
+    return telemetry()
 
 
 class Ok(BaseModel):

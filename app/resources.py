@@ -23,12 +23,14 @@ from app.graphs.saver import Saver
 from app.inbox.feed import InboxFeed
 from app.inbox.permits import PostgresEffectGate
 from app.inbox.service import InboxService
+from app.observability import find_telemetry
 from app.runs.cancel import Canceller
 from app.runs.claims import Claims, LeaseClock
 from app.runs.endings import RunEndings
 from app.runs.executor import Executor
 from app.runs.finish import Finisher
 from app.runs.jobs import Jobs
+from app.runs.ports import RunTelemetry
 from app.runs.service import RunService
 from app.runs.shortcut import Shortcut
 from app.runs.webhook import WebhookObserver
@@ -138,7 +140,14 @@ async def open_resources(
             finisher=finisher,
         )
         worker = Worker(
-            database=database, listener=listener, claims=claims, executor=executor, jobs=jobs, inbox=inbox, clock=clock
+            database=database,
+            listener=listener,
+            claims=claims,
+            executor=executor,
+            jobs=jobs,
+            inbox=inbox,
+            clock=clock,
+            telemetry=_telemetry(stack, claims),
         )
         webhooks = Deliverer(database, listener, allow_private=settings.allow_private_addresses) if claims.open else None
         canceller = Canceller(database=database, events=events, threads=threads, inbox=inbox, jobs=jobs, observers=observers)
@@ -204,6 +213,14 @@ async def open_resources(
             for task in reversed(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _telemetry(stack: AsyncExitStack, claims: Claims) -> RunTelemetry:
+    if (telemetry := find_telemetry()) is None:
+        return RunTelemetry()
+    telemetry.active = lambda: len(claims.held)
+    stack.push_async_callback(telemetry.flush)
+    return telemetry
 
 
 async def _close_store(store: AsyncPostgresStore) -> None:

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app import observability
-from app.main import add_error_handlers
+from app.main import UNTOLD, add_error_handlers
 from app.process import Process
 from app.resources import Resources, open_resources
 from app.settings import Settings
@@ -49,7 +49,7 @@ async def _health(resources: Resources, listener: socket.socket | None) -> Async
     if listener is None:
         yield
         return
-    app = FastAPI(openapi_url=None)
+    app = FastAPI(openapi_url=None, telemetry=UNTOLD)
     app.state.resources = resources
     app.include_router(observability.router)
     add_error_handlers(app)

@@ -6,7 +6,7 @@ import os
 
 # Nothing of the caller's environment may reach a test, before anything reads it.
 for _name in tuple(os.environ):
-    if _name.startswith(("KEYTURN_", "OPENAI_", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "PG")) or (
+    if _name.startswith(("KEYTURN_", "OPENAI_", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "OTEL_", "PG")) or (
         # Servers that tests start would compile every module anew, each time.
         _name in ("DATABASE_URL", "PYTHONDONTWRITEBYTECODE") or _name.lower().endswith("_proxy")
     ):

@@ -19,6 +19,7 @@ from uuid_utils.compat import uuid7
 
 from app.runs import queue
 from app.runs.models import Run, RunKind, StopReason
+from app.runs.outcome import Outcome
 from app.runs.ports import InboxPort
 from app.runs.queue import Claimant
 from app.threads.checkpoints import keep_base
@@ -35,6 +36,8 @@ class Execution:
     reason: StopReason | None = None
     row_version: str | None = None
     """Of the thread's row, where nobody but this run is known to have changed it. See `shortcut.py`."""
+    outcome: Outcome | None = None
+    """How it ended, once that is committed."""
     task: asyncio.Task[Any] | None = None
     """The task that drives the graph. Only this one is ever cancelled, so that ending a run never is."""
 

@@ -97,6 +97,7 @@ class Finisher:
             after_commit(tx, await writer.finish(tx, outcome.last_events(run)))
             if outcome.reason is StopReason.rolled_back:
                 await queue.forget(tx, [run.id])
+        execution.outcome = outcome
         log.info("run_ended", run_id=str(run.id), thread_id=str(run.thread_id), status=outcome.status, reason=outcome.reason)
         return following
 
@@ -110,6 +111,7 @@ class Finisher:
         if not await self._shortcut.end(run, execution.row_version, outcome, frames, private=private):
             return False
         committed()
+        execution.outcome = outcome
         log.info("run_ended", run_id=str(run.id), thread_id=str(run.thread_id), status=outcome.status, reason=outcome.reason)
         return True
 

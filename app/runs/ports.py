@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,6 +15,9 @@ from app.runs.schemas import RunCreate
 from app.threads.models import Thread
 from app.threads.ports import PendingInterrupt as PendingInterrupt
 from app.threads.ports import ThreadInbox
+
+if TYPE_CHECKING:
+    from app.runs.claims import Execution
 
 BREAKPOINT = "__breakpoint__"
 """Key in the answers of a resume run: a static breakpoint was released, so the graph goes on without input."""
@@ -41,6 +45,14 @@ class RunObserver(Protocol):
 
     async def run_finished(self, tx: AsyncSession, finished: RunFinished) -> None:
         """A run ends with this transaction, and its row says so already. The thread's row is locked."""
+
+
+class RunTelemetry:
+    """Is told of each run that this process executes. This one does nothing."""
+
+    def running(self, execution: Execution) -> AbstractContextManager[None]:
+        """Around the execution of a claimed run. Afterwards `outcome` says how it ended here, if it did."""
+        return nullcontext()
 
 
 class Outbox(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from app.assistants.service import Pinned
@@ -16,6 +17,9 @@ from app.threads.messages import accept_input
 
 RESERVED = frozenset({"thread_id", "run_id", "assistant_id", "graph_id", "cron_id", "run_attempt"})
 """Metadata that the server writes, and that checkpoints are told apart by."""
+
+traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""W3C's name for the span of the request that is being answered. See `app.telemetry`."""
 
 
 def own_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +48,7 @@ def run_kwargs(settings: Settings, graphs: Graphs, principal: Principal, pinned:
         "durability": request.durability,
         "checkpoint": clean(checkpoint),
         "after_seconds": request.after_seconds,
+        "traceparent": traceparent.get(),
         "webhook": _webhook(request.webhook, allow_private=settings.allow_private_addresses),
         "owner": str(wanted) if wanted and principal.can("users:any") else principal.subject,
     }

@@ -139,7 +139,7 @@ class RunRead(BaseModel):
             status=run.status,
             stop_reason=run.stop_reason,
             metadata=run.metadata_,
-            kwargs={k: v for k, v in run.kwargs.items() if k not in ("owner", "watchers")},
+            kwargs={k: v for k, v in run.kwargs.items() if k not in ("owner", "watchers", "traceparent")},
             multitask_strategy=run.multitask_strategy,
             error=run.error,
         )

@@ -19,7 +19,7 @@ from app.runs.executor import Executor
 from app.runs.failures import is_outage
 from app.runs.jobs import Jobs
 from app.runs.models import StopReason
-from app.runs.ports import InboxPort
+from app.runs.ports import InboxPort, RunTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +43,7 @@ class Worker:
         jobs: Jobs,
         inbox: InboxPort,
         clock: LeaseClock,
+        telemetry: RunTelemetry,
     ) -> None:
         self._database = database
         self._claims = claims
@@ -53,6 +54,7 @@ class Worker:
         self._delivering: set[UUID] = set()
         self._receiver: asyncio.Task[None] | None = None
         self._clock = clock
+        self._telemetry = telemetry
         listener.subscribe(CANCEL_CHANNEL, self._on_cancel)
 
     # -- executing
@@ -67,7 +69,8 @@ class Worker:
     async def _execute(self, execution: Execution) -> None:
         following = None
         try:
-            following = await self._executor.execute(execution)
+            with self._telemetry.running(execution):
+                following = await self._executor.execute(execution)
         except Exception:
             # The run keeps its row: when the lease ends it is taken over, and after a few attempts given up with an error.
             log.exception("run_crashed", run_id=str(execution.run.id))
