@@ -6,6 +6,8 @@ import logging
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -203,3 +205,8 @@ def test_a_wrong_project(keyturn: Command, fresh_database_url: str, tmp_path: Pa
     config.write_text("{")
     line = refused(keyturn("serve", "--port", "0", "--config", str(config), DATABASE_URL=fresh_database_url))
     assert line.startswith(f"{config}: not JSON")
+
+
+def test_help_does_not_load_the_server() -> None:
+    program = "import sys; from app.cli import parser; parser(); assert not {'fastapi', 'langgraph'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

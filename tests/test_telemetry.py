@@ -141,5 +141,5 @@ async def test_a_receiver_that_is_away_harms_nobody(servers: Servers, fresh_data
 
 
 def test_nothing_of_it_is_loaded_where_nobody_asked() -> None:
-    program = "import sys, app.cli; assert not {'app.telemetry', 'opentelemetry.exporter'} & {*sys.modules}"
+    program = "import sys, app.commands; assert not {'app.telemetry', 'opentelemetry.exporter'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
