@@ -20,6 +20,11 @@ MEMORY = 2 * 2**20
 GAP = "gap"
 """Stands for events that are not kept, or not any more."""
 
+FEW = 8
+"""Readers of a run that are told of each event as it comes."""
+SECONDS_A_READER = 0.0005
+MOST_SECONDS = 0.05
+
 _id = attrgetter("id")
 
 
@@ -116,6 +121,7 @@ class Topic:
         self.looks = 0  # reasons so far to look into the store
         self._changed = asyncio.Event()
         self._awaited = False
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
@@ -128,18 +134,32 @@ class Topic:
         return self._changed
 
     def wake(self) -> None:
-        """Tell readers of new frames. Costs next to nothing until they have looked again, however many there are."""
-        if self._awaited:
-            self._awaited = False
-            self._changed.set()
-            self._changed = asyncio.Event()
+        """Tell readers of new frames. Costs next to nothing until they have looked again.
+
+        A few are told at once. Many are told less often, since each of them costs a send.
+        """
+        if self._awaited and self._timer is None:
+            if (readers := len(self.readers)) <= FEW:
+                self._tell()
+            else:
+                delay = min(readers * SECONDS_A_READER, MOST_SECONDS)
+                self._timer = asyncio.get_running_loop().call_later(delay, self._tell)
 
     def look(self) -> None:
         """Tell readers that the store may have something."""
         self.looks += 1
-        self.wake()
+        self._tell()
 
     def tick(self) -> None:
         """Tell readers that a heartbeat is due."""
         self.ticks += 1
-        self.wake()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._awaited:
+            self._awaited = False
+            self._changed.set()
+            self._changed = asyncio.Event()

@@ -88,7 +88,7 @@ class EventLog:
         """End all streams: the server stops. Clients come back with their last id."""
         self.stopping = True
         for topic in tuple(self._topics.values()):
-            topic.wake()
+            topic.tick()
 
     # -- inner life
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import importlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
