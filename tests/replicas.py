@@ -89,6 +89,15 @@ class Place:
 
                 yield throw_out
 
+    async def lose(self) -> None:
+        """Whatever was stored is gone."""
+        if self.redis is not None:
+            with self.redis.client() as client:
+                client.flushall()
+        else:
+            async with self.database.pool.connection() as connection:
+                await connection.execute("DELETE FROM run_events")
+
     async def run(self) -> Run:
         """A new run, claimed by nobody whom these tests know."""
         thread = Thread(id=uuid7(), tenant_id="default", metadata_={})

@@ -9,6 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import orjson
+
 from app.streaming.channel import GAP, START, Frame, Id, Topic
 from app.streaming.store import Reason
 
@@ -88,6 +90,8 @@ class Subscription:
     async def _look(self) -> list[Frame] | None:
         """The next frames, from the store. None: there are none until something changes. Empty: look again."""
         topic, events = self._topic, self._events
+        channel = topic.channel
+        since = START if channel is None else channel.since
         try:
             async with asyncio.timeout(events.patience):
                 # Ask before reading: what a run wrote before it ended is then in the store when we look.
@@ -104,17 +108,26 @@ class Subscription:
         if frames:
             topic.read = max(topic.read, frames[-1].id)
             return frames
-        channel = topic.channel
-        if channel is not None and self._position < channel.since:
-            # The store has nothing more of earlier claims: go over to what is written here now.
-            self._position = channel.since
-            return []
+        if topic.channel is not channel or (channel is not None and channel.since != since):
+            return []  # while we read, memory let go of what the store did not have yet
+        if channel is not None and self._position < since:
+            return self._go_over(since)
         if over is not None and (events.store.atomic or asyncio.get_running_loop().time() - over >= GRACE):
             return await self._tell("not_stored")
         self._looks = looks
         if channel is None and topic.tail is None:
             topic.tail = events.store.follow(self._run_id, self._position)
         return None
+
+    def _go_over(self, since: Id) -> list[Frame]:
+        """The store has nothing more that comes before what memory holds: go on there."""
+        if since[1] == 0:  # all of this claim is in memory, and that was all of the claims before
+            self._position = since
+            return []
+        # Memory let go of what the store has lost, or had to give up and cannot tell yet.
+        events = since[1] - self._position[1] if self._position[0] == since[0] else None
+        data = orjson.dumps({"run_id": str(self._run_id), "events": events, "reason": "not_stored"})
+        return [Frame.make(*since, GAP, data)]
 
     async def _tell(self, reason: Reason) -> list[Frame] | None:
         """The run is over, and the store does not have its end."""

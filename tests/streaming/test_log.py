@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import orjson
 import pytest
 from replicas import Place, collect, eventually, sse, stored
 
@@ -99,6 +101,63 @@ async def test_a_slow_reader_holds_up_nobody_and_misses_nothing(
         seen = await quick
         assert [f.seq for f in seen] == list(range(1, 3003))
         assert sse(first + await collect(slow)) == sse(seen)
+
+
+@pytest.mark.parametrize("claim", [1, 2])
+async def test_what_memory_lets_go_of_while_a_reader_looks_into_the_store_is_not_missed(
+    place: Place, run: Run, monkeypatch: pytest.MonkeyPatch, claim: int
+) -> None:
+    monkeypatch.setattr(channel, "MEMORY", 10_000)
+    async with place.replica() as log:
+        asked, answer, read = asyncio.Event(), asyncio.Event(), log.store.read
+
+        async def late(*where: Any) -> list[Frame]:
+            frames = await read(*where)
+            if not frames:
+                asked.set()
+                await answer.wait()
+            return frames
+
+        if claim == 2:
+            await place.take_over(run)
+            writer = log.open(run.id, claim)
+        monkeypatch.setattr(log.store, "read", late)
+        reader = asyncio.create_task(collect(log.subscribe(run.id, after=None)))
+        await asked.wait()
+        if claim == 1:
+            writer = log.open(run.id, claim)
+        for i in range(200):
+            writer.publish("custom", b'"%0100d"' % i)
+
+        async def trimmed() -> bool:
+            held = log._topics[run.id].channel
+            return held is not None and held.since[1] > 0
+
+        await eventually(trimmed)
+        answer.set()
+        await place.end(run, writer)
+        assert [f.id for f in await reader] == [(claim, seq) for seq in range(1, 202)]
+
+
+async def test_what_the_store_has_lost_is_told(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MEMORY", 10_000)
+    async with place.replica() as log:
+        writer = log.open(run.id, 1)
+        for i in range(200):
+            writer.publish("custom", b'"%0100d"' % i)
+        await stored(log, run.id, 200)
+        held = log._topics[run.id].channel
+        assert held is not None
+        await place.lose()
+        reader = log.subscribe(run.id, after=(1, 10))
+        missing, *there = await collect(reader, until=201 - held.since[1])
+        assert (missing.id, missing.event) == (held.since, "gap")
+        assert orjson.loads(missing.data) == {
+            "run_id": str(run.id),
+            "events": held.since[1] - 10,
+            "reason": "not_stored",
+        }
+        assert [f.seq for f in there] == list(range(held.since[1] + 1, 201))
 
 
 async def _first(reader: AsyncIterator[list[Frame]], writer: RunWriter) -> list[Frame]:

@@ -143,7 +143,7 @@ class Load:
     async def _say(self, told: Told, what: str, **more: Any) -> str:
         """Say something. A request that got no answer may have been accepted, so that each try says it in its own words."""
         for attempt in range(1000):
-            text = f"{what} #{attempt}"
+            text = f"{what}#{attempt}"  # one word with the key, so that what is paid twice is not paid for another try
             body = {"assistant_id": self._agent, "input": {"messages": [{"role": "user", "content": text}]}, **more}
             made = await self._once_only("POST", f"/threads/{told.thread}/runs", json=body)
             if made is not None and made.status_code == 200:
